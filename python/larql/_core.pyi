@@ -1,0 +1,118 @@
+"""The Rust core. Arrays are C-contiguous; token ids and positions are plain integers."""
+
+import os
+from collections.abc import Mapping, Sequence as Seq
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+__version__: str
+build_profile: str
+
+@final
+class Gguf:
+    """An open GGUF file (all shards), mapped and checked.
+
+    Raises ModelError when the file cannot be used.
+    """
+
+    def __new__(cls, path: str | os.PathLike[str]) -> Gguf: ...
+    @property
+    def version(self) -> int:
+        """GGUF version, 2 or 3."""
+    @property
+    def paths(self) -> list[str]:
+        """The shards, in order."""
+    def metadata(self) -> dict[str, Any]:
+        """All metadata: numbers, bool, str, list[str], numpy arrays of numbers, lists of arrays."""
+    def tensors(self) -> list[tuple[str, str, tuple[int, ...], int]]:
+        """(name, type, shape with the contiguous dimension last, bytes) of each tensor, in file order."""
+    def read_f32(self, name: str) -> NDArray[np.float32]:
+        """One tensor decoded to f32, in its shape."""
+
+@final
+class Sequence:
+    """The K/V cache of one token sequence."""
+
+    def __len__(self) -> int:
+        """Tokens held."""
+    def fork(self) -> Sequence:
+        """A sequence with the same content; pages are shared until one of the two writes."""
+    def truncate(self, length: int) -> int:
+        """Forgets tokens from `length` on and returns the new length.
+
+        It is smaller than asked where a sliding window has already dropped what is needed: feed the rest again.
+        """
+    def snapshot(self) -> None:
+        """Keeps the windows of local layers as they are now, so that truncating to this length stays cheap."""
+
+@final
+class Sampler:
+    """Chooses a token from logits: bias, repetition penalty, top-k, top-p, min-p, temperature, draw."""
+
+    def __new__(
+        cls,
+        *,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repeat_penalty: float = 1.0,
+        seed: int | None = None,
+        bias: Mapping[int, float] | None = None,
+        logprobs: bool = False,
+    ) -> Sampler: ...
+    def observe(self, ids: Seq[int]) -> None:
+        """Adds tokens to the window (64) that the repetition penalty looks at; sampled tokens are added by themselves."""
+    def sample(self, logits: NDArray[np.float32]) -> int:
+        """The next token for one row of logits [vocab]."""
+    @property
+    def last_logprob(self) -> float | None:
+        """Natural log of the model's own probability of the last sampled token, when `logprobs` was asked for."""
+
+@final
+class Engine:
+    """A model ready to run. One forward at a time; several threads may share it."""
+
+    def __new__(
+        cls,
+        gguf: Gguf,
+        config_json: str,
+        tensor_names: Mapping[str, str],
+        *,
+        precision: str = "fast",
+        threads: int | None = None,
+        context: int | None = None,
+    ) -> Engine: ...
+    @property
+    def precision(self) -> str:
+        """`fast` or `reference`."""
+    @property
+    def threads(self) -> int:
+        """Threads that a forward uses."""
+    @property
+    def isa(self) -> str:
+        """Instruction set of the kernels in use."""
+    @property
+    def context(self) -> int:
+        """Tokens that a sequence may hold."""
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that one decoded token reads."""
+    def new_sequence(self) -> Sequence:
+        """An empty sequence."""
+    def forward(self, batch: Seq[tuple[Sequence, int, int, bool]]) -> NDArray[np.float32]:
+        """Feeds (sequence, position, token, want_logits) items; logits [wanted, vocab] in batch order."""
+    def forward_sample(self, batch: Seq[tuple[Sequence, int, int, bool]], samplers: Seq[Sampler]) -> list[int]:
+        """As forward, with one sampler for each wanted row; returns the sampled ids."""
+    def trace(self, batch: Seq[tuple[Sequence, int, int, bool]]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """As forward, and the residual stream [layers + 1, tokens, width] after the embedding and each layer."""
+
+def dequantize(dtype: str, data: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Decodes whole blocks of a weight type to f32 [weights]."""
+
+def matvec(
+    dtype: str, data: NDArray[np.uint8], x: NDArray[np.float32], *, precision: str = "fast", threads: int = 1
+) -> NDArray[np.float32]:
+    """Multiplies block rows [rows, row bytes] by x [columns] or [n, columns]: [rows] or [n, rows]."""

@@ -1,0 +1,205 @@
+//! The engine: a model, its workers and buffers, and the one operation `forward(batch)`.
+
+use crate::attention::query_blocks;
+use crate::config::ModelConfig;
+use crate::error::{Error, Result, input_error};
+use crate::gguf::Gguf;
+use crate::kernels::{self, Kernels};
+use crate::kv_cache::{KvLayout, KvType, Sequence};
+use crate::model::{Forward, Model, Scratch};
+use crate::team::{Team, thread_count};
+use crate::weights::Weights;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// How numbers are represented on the way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Precision {
+    /// Quantised weights meet int8 activations; K/V in f16.
+    Fast,
+    /// Weights are decoded to f32; activations and K/V are f32.
+    Reference,
+}
+
+impl Precision {
+    const TABLE: [(Self, &'static str); 2] = [(Self::Fast, "fast"), (Self::Reference, "reference")];
+
+    /// The precision of a name.
+    ///
+    /// # Errors
+    /// `Error::Input` lists the names.
+    pub fn from_name(name: &str) -> Result<Self> {
+        let found = Self::TABLE.iter().find(|row| row.1 == name);
+        found.map(|row| row.0).ok_or_else(|| input_error!("precision is {name:?}; it must be fast or reference"))
+    }
+
+    /// The precision's name.
+    pub fn name(self) -> &'static str {
+        Self::TABLE.iter().find(|row| row.0 == self).expect("TABLE lists every precision").1
+    }
+}
+
+/// One token of a batch.
+#[derive(Debug, Clone, Copy)]
+pub struct BatchItem {
+    /// Index into the batch's sequences.
+    pub sequence: usize,
+    /// Position in the sequence; positions continue what the sequence holds.
+    pub position: usize,
+    /// Row of the embedding.
+    pub token: u32,
+    /// Whether the logits after this token are computed.
+    pub want_logits: bool,
+}
+
+/// What the engine may use.
+#[derive(Debug, Clone, Copy)]
+pub struct EngineOptions {
+    /// Number formats.
+    pub precision: Precision,
+    /// Threads of a forward; see `team::thread_count`.
+    pub threads: Option<usize>,
+    /// Tokens that a sequence may hold; the model's own limit when absent.
+    pub context: Option<usize>,
+}
+
+/// A model ready to run.
+pub struct Engine {
+    model: Model,
+    kernels: &'static Kernels,
+    precision: Precision,
+    context: usize,
+    layout: Arc<KvLayout>,
+    team: Team,
+    scratch: Scratch,
+}
+
+impl Engine {
+    /// Checks a model's tensors against its config and starts the workers.
+    ///
+    /// `names` maps the engine's tensor names (see `weights`) to the file's.
+    ///
+    /// # Errors
+    /// `Error::Model` for tensors that do not fit, `Error::Input` for options out of range.
+    pub fn new(
+        file: &Arc<Gguf>,
+        config: ModelConfig,
+        names: &HashMap<String, String>,
+        options: EngineOptions,
+    ) -> Result<Self> {
+        let context = options.context.unwrap_or(config.context_length);
+        if context == 0 || context > config.context_length {
+            let limit = config.context_length;
+            return Err(input_error!("context is {context}; this model holds from 1 to {limit} tokens"));
+        }
+        let weights = Weights::load(file, &config, names)?;
+        let fast = options.precision == Precision::Fast;
+        let kv_type = if fast { KvType::F16 } else { KvType::F32 };
+        Ok(Self {
+            layout: Arc::new(KvLayout::new(&config, kv_type)),
+            model: Model::new(config, weights),
+            kernels: kernels::choose()?,
+            precision: options.precision,
+            context,
+            team: Team::new(thread_count(options.threads)?)?,
+            scratch: Scratch::new(fast),
+        })
+    }
+
+    /// The model's config.
+    pub fn config(&self) -> &ModelConfig {
+        &self.model.config
+    }
+
+    /// Number formats in use.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// Threads of a forward.
+    pub fn n_threads(&self) -> usize {
+        self.team.n_threads()
+    }
+
+    /// Instruction set of the kernels.
+    pub fn isa(&self) -> &'static str {
+        self.kernels.isa
+    }
+
+    /// Tokens that a sequence may hold.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// Bytes of weights that one decoded token reads.
+    pub fn weight_bytes(&self) -> usize {
+        self.model.weights.bytes_per_token()
+    }
+
+    /// How this engine's sequences store keys and values.
+    pub fn kv_layout(&self) -> &Arc<KvLayout> {
+        &self.layout
+    }
+
+    /// Feeds a batch and returns the wanted logits [wanted, vocab_size] in batch order.
+    ///
+    /// `tap` receives the residual stream [layers + 1, batch, hidden_size]. `cancelled` is asked between layers.
+    /// A forward that fails leaves every sequence as it was.
+    ///
+    /// # Errors
+    /// `Error::Input` for a token, position or sequence that does not fit, `Error::Context` for a sequence that
+    /// would grow too long, `Error::Cancelled`, `Error::Internal` when a worker panicked.
+    pub fn forward(
+        &mut self,
+        sequences: &mut [&mut Sequence],
+        batch: &[BatchItem],
+        tap: Option<&mut Vec<f32>>,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Vec<f32>> {
+        let n_new = self.check(sequences, batch)?;
+        for (sequence, n) in sequences.iter_mut().zip(&n_new) {
+            sequence.reserve(*n);
+        }
+        let blocks = query_blocks(batch, sequences.len());
+        let Self { model, kernels, team, scratch, .. } = self;
+        let outcome = team.enter(|crew| {
+            let forward = Forward { model, kernels, crew, cancelled };
+            forward.run(sequences, batch, &blocks, scratch, tap)
+        });
+        for (sequence, n) in sequences.iter_mut().zip(&n_new) {
+            if outcome.is_ok() {
+                sequence.commit(*n);
+            } else {
+                sequence.rollback();
+            }
+        }
+        outcome
+    }
+
+    /// Checks a batch and counts each sequence's new tokens.
+    fn check(&self, sequences: &[&mut Sequence], batch: &[BatchItem]) -> Result<Vec<usize>> {
+        if batch.is_empty() {
+            return Err(input_error!("the batch is empty; give at least one token"));
+        }
+        if sequences.iter().any(|sequence| !sequence.has_layout(&self.layout)) {
+            return Err(input_error!("a sequence belongs to another model; make one with this model's new_sequence"));
+        }
+        let mut n_new = vec![0; sequences.len()];
+        for item in batch {
+            let next = sequences[item.sequence].len() + n_new[item.sequence];
+            if item.position != next {
+                return Err(input_error!("position {} does not continue a sequence of {next} tokens", item.position));
+            }
+            let vocab = self.model.config.vocab_size;
+            if item.token as usize >= vocab {
+                return Err(input_error!("token id {} is out of range; the vocabulary has {vocab}", item.token));
+            }
+            n_new[item.sequence] += 1;
+        }
+        let longest = sequences.iter().zip(&n_new).map(|(s, n)| s.len() + n).max().unwrap_or(0);
+        if longest > self.context {
+            return Err(Error::Context { needed: longest, limit: self.context });
+        }
+        Ok(n_new)
+    }
+}

@@ -1,0 +1,347 @@
+//! Keys and values of token sequences, in pages of 64 positions that forks share.
+//!
+//! A sequence has one table of pages for each layer. Pages are reference-counted: a fork copies the tables, and
+//! whoever writes to a shared page first gets a copy of it. Layers with a sliding window drop the pages that no
+//! later position can see; a snapshot keeps them, so that going back to it needs no recomputation.
+
+use crate::config::ModelConfig;
+use crate::error::{Error, Result};
+use crate::kernels::{LANES, TILE};
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+use std::sync::Arc;
+
+/// Positions of one page: an attention tile.
+pub const PAGE: usize = TILE;
+/// Snapshots that a sequence keeps; the oldest goes first.
+const MAX_SNAPSHOTS: usize = 8;
+/// Largest finite f16; larger keys and values are stored as this.
+const F16_MAX: f32 = 65_504.0;
+
+/// How keys and values are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvType {
+    /// Half precision, saturating.
+    F16,
+    /// As computed.
+    F32,
+}
+
+/// What all sequences of one engine have in common.
+#[derive(Debug)]
+pub struct KvLayout {
+    /// Each layer's attention window.
+    windows: Vec<Option<usize>>,
+    n_kv_heads: usize,
+    head_dim: usize,
+    kv_type: KvType,
+}
+
+impl KvLayout {
+    /// The layout for a model.
+    pub fn new(config: &ModelConfig, kv_type: KvType) -> Self {
+        Self {
+            windows: config.layers.iter().map(|layer| layer.window).collect(),
+            n_kv_heads: config.n_kv_heads,
+            head_dim: config.head_dim,
+            kv_type,
+        }
+    }
+
+    /// Elements of one head's keys (or values) in a page.
+    fn head_len(&self) -> usize {
+        PAGE * self.head_dim
+    }
+
+    /// Bytes that one position takes in one layer.
+    pub fn bytes_per_position(&self) -> usize {
+        let element = match self.kv_type {
+            KvType::F16 => 2,
+            KvType::F32 => 4,
+        };
+        2 * self.n_kv_heads * self.head_dim * element
+    }
+}
+
+/// First position that a later query can see when `len` tokens are held.
+fn first_visible(window: Option<usize>, len: usize) -> usize {
+    window.map_or(0, |w| (len + 1).saturating_sub(w))
+}
+
+/// Keys and values of one layer at PAGE positions.
+///
+/// Keys: [kv head, PAGE / LANES, head_dim, LANES]. Values: [kv head, PAGE, head_dim].
+#[derive(Clone)]
+struct Page {
+    keys: Store,
+    values: Store,
+}
+
+#[derive(Clone)]
+enum Store {
+    F16(Box<[f16]>),
+    F32(Box<[f32]>),
+}
+
+impl Store {
+    fn new(kv_type: KvType, len: usize) -> Self {
+        match kv_type {
+            KvType::F16 => Store::F16(vec![f16::ZERO; len].into()),
+            KvType::F32 => Store::F32(vec![0.0; len].into()),
+        }
+    }
+
+    fn set(&mut self, index: usize, value: f32) {
+        match self {
+            Store::F16(data) => data[index] = f16::from_f32(value.clamp(-F16_MAX, F16_MAX)),
+            Store::F32(data) => data[index] = value,
+        }
+    }
+
+    /// Elements from `start` as f32: in place, or converted into `room`.
+    fn read<'a>(&'a self, start: usize, room: &'a mut [f32]) -> &'a [f32] {
+        match self {
+            Store::F16(data) => {
+                data[start..start + room.len()].convert_to_f32_slice(room);
+                room
+            }
+            Store::F32(data) => &data[start..start + room.len()],
+        }
+    }
+}
+
+/// One layer's pages; None where a window has moved past.
+#[derive(Clone, Default)]
+struct PageTable(Vec<Option<Arc<Page>>>);
+
+impl PageTable {
+    fn holds(&self, from: usize, to: usize) -> bool {
+        (from / PAGE..to.div_ceil(PAGE)).all(|i| self.0.get(i).is_some_and(Option::is_some))
+    }
+}
+
+/// The window pages of all layers at one length.
+#[derive(Clone)]
+struct Snapshot {
+    len: usize,
+    tables: Vec<PageTable>,
+}
+
+/// The K/V cache of one sequence.
+#[derive(Clone)]
+pub struct Sequence {
+    layout: Arc<KvLayout>,
+    len: usize,
+    tables: Vec<PageTable>,
+    snapshots: Vec<Snapshot>,
+}
+
+impl Sequence {
+    /// An empty sequence.
+    pub fn new(layout: Arc<KvLayout>) -> Self {
+        let tables = vec![PageTable::default(); layout.windows.len()];
+        Self { layout, len: 0, tables, snapshots: Vec::new() }
+    }
+
+    /// Tokens held.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether no token is held.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether this sequence was made for `layout`.
+    pub fn has_layout(&self, layout: &Arc<KvLayout>) -> bool {
+        Arc::ptr_eq(&self.layout, layout)
+    }
+
+    /// Makes pages for `n` more positions in every layer.
+    pub fn reserve(&mut self, n: usize) {
+        let n_pages = (self.len + n).div_ceil(PAGE);
+        let len = self.layout.n_kv_heads * self.layout.head_len();
+        let kv_type = self.layout.kv_type;
+        for table in &mut self.tables {
+            while table.0.len() < n_pages {
+                let page = Page { keys: Store::new(kv_type, len), values: Store::new(kv_type, len) };
+                table.0.push(Some(Arc::new(page)));
+            }
+        }
+    }
+
+    /// Stores one position's keys and values, both [kv head, head_dim], at a reserved position.
+    pub fn write(&mut self, layer: usize, position: usize, keys: &[f32], values: &[f32]) {
+        let (head_dim, head_len) = (self.layout.head_dim, self.layout.head_len());
+        let page = self.tables[layer].0[position / PAGE].as_mut().expect("positions to write are reserved");
+        let page = Arc::make_mut(page);
+        let slot = position % PAGE;
+        for head in 0..self.layout.n_kv_heads {
+            let base = head * head_len;
+            for d in 0..head_dim {
+                let key_idx = base + (slot / LANES * head_dim + d) * LANES + slot % LANES;
+                page.keys.set(key_idx, keys[head * head_dim + d]);
+                page.values.set(base + slot * head_dim + d, values[head * head_dim + d]);
+            }
+        }
+    }
+
+    /// Keys [PAGE / LANES, head_dim, LANES] and values [PAGE, head_dim] of one head in one page, as f32: in place,
+    /// or converted into `room`, which holds twice PAGE * head_dim elements.
+    pub fn read<'a>(&'a self, layer: usize, page: usize, head: usize, room: &'a mut [f32]) -> (&'a [f32], &'a [f32]) {
+        let page = self.tables[layer].0[page].as_ref().expect("visible pages are kept");
+        let head_len = self.layout.head_len();
+        let (key_room, value_room) = room[..2 * head_len].split_at_mut(head_len);
+        (page.keys.read(head * head_len, key_room), page.values.read(head * head_len, value_room))
+    }
+
+    /// Makes `n` written positions part of the sequence and drops what no window needs any more.
+    pub fn commit(&mut self, n: usize) {
+        self.len += n;
+        for (table, window) in self.tables.iter_mut().zip(&self.layout.windows) {
+            // One page more than needed, so that going back a few tokens finds everything in place.
+            let kept_from = (first_visible(*window, self.len) / PAGE).saturating_sub(1);
+            // Pages are dropped in order, so the first one that is gone ends the search.
+            table.0[..kept_from].iter_mut().rev().take_while(|page| page.is_some()).for_each(|page| *page = None);
+        }
+    }
+
+    /// Forgets what was reserved and written but not committed.
+    pub fn rollback(&mut self) {
+        let n_pages = self.len.div_ceil(PAGE);
+        self.tables.iter_mut().for_each(|table| table.0.truncate(n_pages));
+    }
+
+    /// Keeps the windows of local layers as they are now.
+    pub fn snapshot(&mut self) {
+        if self.layout.windows.iter().all(Option::is_none) || self.snapshots.last().is_some_and(|s| s.len == self.len) {
+            return;
+        }
+        if self.snapshots.len() == MAX_SNAPSHOTS {
+            self.snapshots.remove(0);
+        }
+        let keep = |(table, window): (&PageTable, &Option<usize>)| {
+            if window.is_some() { table.clone() } else { PageTable::default() }
+        };
+        let tables = self.tables.iter().zip(&self.layout.windows).map(keep).collect();
+        self.snapshots.push(Snapshot { len: self.len, tables });
+    }
+
+    /// Forgets tokens from `length` on and returns the new length: smaller than asked where a window has moved past
+    /// what is needed, namely that of the nearest snapshot, or 0.
+    ///
+    /// # Errors
+    /// `Error::Input` when the sequence is shorter than `length`.
+    pub fn truncate(&mut self, length: usize) -> Result<usize> {
+        if length > self.len {
+            return Err(Error::Input(format!("cannot truncate a sequence of {} tokens to {length}", self.len)));
+        }
+        self.snapshots.retain(|s| s.len <= length);
+        let windows = &self.layout.windows;
+        let complete = self.tables.iter().zip(windows).all(|(t, w)| t.holds(first_visible(*w, length), length));
+        if complete {
+            self.len = length;
+        } else {
+            self.len = self.snapshots.last().map_or(0, |s| s.len);
+            for (layer, table) in self.tables.iter_mut().enumerate() {
+                if windows[layer].is_some() {
+                    *table = self.snapshots.last().map_or_else(PageTable::default, |s| s.tables[layer].clone());
+                }
+            }
+        }
+        self.rollback();
+        Ok(self.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DIM: usize = 4;
+
+    fn layout(windows: &[Option<usize>]) -> Arc<KvLayout> {
+        Arc::new(KvLayout { windows: windows.to_vec(), n_kv_heads: 2, head_dim: DIM, kv_type: KvType::F16 })
+    }
+
+    fn feed(sequence: &mut Sequence, n: usize, mark: f32) {
+        sequence.reserve(n);
+        for position in sequence.len()..sequence.len() + n {
+            for layer in 0..sequence.tables.len() {
+                let keys: Vec<f32> = (0..2 * DIM).map(|i| mark + position as f32 + i as f32 / 8.0).collect();
+                let values: Vec<f32> = keys.iter().map(|k| -k).collect();
+                sequence.write(layer, position, &keys, &values);
+            }
+        }
+        sequence.commit(n);
+    }
+
+    /// Key and value element 1 of head 1.
+    fn element(sequence: &Sequence, layer: usize, position: usize) -> (f32, f32) {
+        let mut room = vec![0.0; 2 * PAGE * DIM];
+        let (keys, values) = sequence.read(layer, position / PAGE, 1, &mut room);
+        let slot = position % PAGE;
+        (keys[(slot / LANES * DIM + 1) * LANES + slot % LANES], values[slot * DIM + 1])
+    }
+
+    fn expect(sequence: &Sequence, layer: usize, positions: std::ops::Range<usize>, mark: f32) {
+        for position in positions {
+            let want = mark + position as f32 + 5.0 / 8.0;
+            assert_eq!(element(sequence, layer, position), (want, -want), "position {position}");
+        }
+    }
+
+    #[test]
+    fn forks_share_until_one_writes() {
+        let mut parent = Sequence::new(layout(&[None, Some(70)]));
+        feed(&mut parent, 100, 0.0);
+        let mut child = parent.clone();
+        feed(&mut parent, 30, 100.0);
+        feed(&mut child, 60, 200.0);
+        expect(&parent, 0, 0..100, 0.0);
+        expect(&parent, 0, 100..130, 100.0);
+        expect(&child, 0, 0..100, 0.0);
+        expect(&child, 0, 100..160, 200.0);
+    }
+
+    #[test]
+    fn windows_drop_pages_and_snapshots_bring_them_back() {
+        let mut sequence = Sequence::new(layout(&[None, Some(70)]));
+        feed(&mut sequence, 200, 0.0);
+        sequence.snapshot();
+        feed(&mut sequence, 400, 0.0);
+        assert!(sequence.tables[1].0[0].is_none() && sequence.tables[0].0[0].is_some());
+        assert_eq!(sequence.truncate(590).unwrap(), 590);
+        expect(&sequence, 1, 590 - 69..590, 0.0);
+        assert_eq!(sequence.truncate(300).unwrap(), 200);
+        expect(&sequence, 1, 200 - 69..200, 0.0);
+        feed(&mut sequence, 300, 1000.0);
+        expect(&sequence, 0, 0..200, 0.0);
+        expect(&sequence, 0, 200..500, 1000.0);
+        assert_eq!(sequence.truncate(200).unwrap(), 200);
+        expect(&sequence, 1, 200 - 69..200, 0.0);
+        assert_eq!(sequence.truncate(20).unwrap(), 0);
+        assert!(sequence.truncate(1).is_err());
+    }
+
+    #[test]
+    fn rollback_leaves_the_sequence_as_it_was() {
+        let mut sequence = Sequence::new(layout(&[None]));
+        feed(&mut sequence, 60, 0.0);
+        sequence.reserve(200);
+        sequence.write(0, 60, &[9.0; 2 * DIM], &[9.0; 2 * DIM]);
+        sequence.rollback();
+        assert_eq!((sequence.len(), sequence.tables[0].0.len()), (60, 1));
+        feed(&mut sequence, 10, 0.0);
+        expect(&sequence, 0, 0..70, 0.0);
+    }
+
+    #[test]
+    fn large_values_saturate() {
+        let mut sequence = Sequence::new(layout(&[None]));
+        sequence.reserve(1);
+        sequence.write(0, 0, &[1e9; 2 * DIM], &[-1e9; 2 * DIM]);
+        assert_eq!(element(&sequence, 0, 0), (F16_MAX, -F16_MAX));
+    }
+}

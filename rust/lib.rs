@@ -1,0 +1,27 @@
+//! The LARQL engine: runs quantised transformer language models on ordinary CPUs.
+//!
+//! One token's way: Python calls [`engine::Engine::forward`] with a batch of one item. [`model::Forward`] takes the
+//! token's embedding row, and for each layer normalises it, multiplies it by the projections ([`matmul`]), turns
+//! queries and keys ([`ops`]), stores keys and values ([`kv_cache`]), attends ([`attention`]) and adds the results to
+//! the residual stream. The head gives logits, from which [`sampler`] picks the next token. Work is spread over
+//! threads by [`team`]; inner loops are in [`kernels`], chosen for the CPU at run time; weights are used as they are
+//! stored in the file ([`gguf`], [`weights`], [`quant`]).
+//!
+//! Modules are listed in reading order.
+
+pub mod engine;
+pub mod model;
+pub mod attention;
+pub mod kv_cache;
+pub mod ops;
+pub mod matmul;
+pub mod sampler;
+pub mod team;
+pub mod weights;
+pub mod gguf;
+pub mod quant;
+pub mod kernels;
+pub mod config;
+pub mod error;
+#[cfg(feature = "python")]
+mod python;

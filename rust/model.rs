@@ -1,0 +1,290 @@
+//! The forward pass: one batch through all layers, readable straight down.
+
+use crate::attention::{AttentionShape, QueryBlock, attention};
+use crate::config::{Activation, ModelConfig};
+use crate::engine::BatchItem;
+use crate::error::{Error, Result};
+use crate::kernels::Kernels;
+use crate::kv_cache::Sequence;
+use crate::matmul::{Activations, Product, matmul};
+use crate::ops::{Rope, Turn};
+use crate::quant::blocks;
+use crate::team::Crew;
+use crate::weights::Weights;
+
+/// A model at rest: what every forward reads and none changes.
+pub struct Model {
+    /// Sizes and rules.
+    pub config: ModelConfig,
+    /// Tensors.
+    pub weights: Weights,
+    /// The distinct rotations; layers refer to them by `layer_ropes`.
+    ropes: Vec<Rope>,
+    layer_ropes: Vec<usize>,
+}
+
+impl Model {
+    /// A model of checked parts.
+    pub fn new(config: ModelConfig, weights: Weights) -> Self {
+        let mut ropes: Vec<Rope> = Vec::new();
+        let mut layer_ropes = Vec::new();
+        for layer in &config.layers {
+            let known = ropes.iter().position(|rope| rope.is(&layer.rope));
+            layer_ropes.push(known.unwrap_or_else(|| {
+                ropes.push(Rope::new(&layer.rope));
+                ropes.len() - 1
+            }));
+        }
+        Self { config, weights, ropes, layer_ropes }
+    }
+}
+
+/// Buffers of a forward, grown to the largest batch so far and reused. Shapes for a batch of n tokens.
+pub struct Scratch {
+    /// Residual stream [n, hidden_size].
+    residual: Vec<f32>,
+    /// Input of the projections [n, their width].
+    inputs: Activations,
+    /// [n, n_heads, head_dim]
+    q: Vec<f32>,
+    /// [n, n_kv_heads, head_dim]
+    k: Vec<f32>,
+    /// [n, n_kv_heads, head_dim]
+    v: Vec<f32>,
+    /// Attention before its output projection [n, n_heads, head_dim].
+    attended: Vec<f32>,
+    /// [n, intermediate_size]
+    gate: Vec<f32>,
+    /// [n, intermediate_size]
+    up: Vec<f32>,
+    /// Output of attention or feed-forward [n, hidden_size].
+    update: Vec<f32>,
+    /// Rotations of each distinct RoPE [ropes][n, pairs].
+    turns: Vec<Vec<Turn>>,
+}
+
+impl Scratch {
+    /// Empty buffers; `int8` multiplies quantised weights in integers.
+    pub fn new(int8: bool) -> Self {
+        Self {
+            residual: Vec::new(),
+            inputs: Activations::new(int8),
+            q: Vec::new(),
+            k: Vec::new(),
+            v: Vec::new(),
+            attended: Vec::new(),
+            gate: Vec::new(),
+            up: Vec::new(),
+            update: Vec::new(),
+            turns: Vec::new(),
+        }
+    }
+}
+
+/// One forward's surroundings.
+pub struct Forward<'a> {
+    /// The model.
+    pub model: &'a Model,
+    /// Inner loops.
+    pub kernels: &'a Kernels,
+    /// Workers.
+    pub crew: &'a Crew,
+    /// Asked between layers; true stops the forward.
+    pub cancelled: &'a dyn Fn() -> bool,
+}
+
+impl Forward<'_> {
+    /// Runs the batch and returns the logits of the rows that want them [wanted, vocab_size], in batch order.
+    ///
+    /// Keys and values are written to the sequences but not committed. `tap` receives a copy of the residual stream
+    /// after the embedding and after each layer, [n, hidden_size] each.
+    ///
+    /// # Errors
+    /// `Error::Cancelled`.
+    pub fn run(
+        &self,
+        sequences: &mut [&mut Sequence],
+        batch: &[BatchItem],
+        blocks: &[QueryBlock],
+        scratch: &mut Scratch,
+        mut tap: Option<&mut Vec<f32>>,
+    ) -> Result<Vec<f32>> {
+        self.embed(batch, scratch);
+        self.compute_turns(batch, scratch);
+        for layer in 0..self.model.config.layers.len() {
+            if let Some(tap) = &mut tap {
+                tap.extend_from_slice(&scratch.residual);
+            }
+            if (self.cancelled)() {
+                return Err(Error::Cancelled);
+            }
+            self.attention_block(layer, sequences, batch, blocks, scratch);
+            self.feed_forward_block(layer, scratch);
+        }
+        if let Some(tap) = &mut tap {
+            tap.extend_from_slice(&scratch.residual);
+        }
+        Ok(self.head(batch, scratch))
+    }
+
+    /// residual = embedding rows * embedding_scale
+    fn embed(&self, batch: &[BatchItem], s: &mut Scratch) {
+        let Model { config, weights, .. } = self.model;
+        let hidden = config.hidden_size;
+        s.residual.resize(batch.len() * hidden, 0.0);
+        self.crew.for_rows(&mut s.residual, hidden, |i, row| {
+            let token = batch[i].token as usize;
+            let weight = weights.embed_tokens.rows(token..token + 1);
+            blocks::decode(weight.dtype, weight.bytes, row);
+            row.iter_mut().for_each(|v| *v *= config.embedding_scale);
+        });
+    }
+
+    fn compute_turns(&self, batch: &[BatchItem], s: &mut Scratch) {
+        s.turns.resize(self.model.ropes.len(), Vec::new());
+        for (rope, turns) in self.model.ropes.iter().zip(&mut s.turns) {
+            turns.resize(batch.len() * rope.n_pairs(), (0.0, 0.0));
+            self.crew.for_rows(turns, rope.n_pairs(), |i, row| rope.turns(batch[i].position, row));
+        }
+    }
+
+    /// residual += post_norm(attention(norm(residual)) times o_proj)
+    fn attention_block(
+        &self,
+        layer: usize,
+        sequences: &mut [&mut Sequence],
+        batch: &[BatchItem],
+        blocks: &[QueryBlock],
+        s: &mut Scratch,
+    ) {
+        let config = &self.model.config;
+        let w = &self.model.weights.layers[layer];
+        self.normed_input(&w.input_layernorm, s);
+
+        let bias = |i: usize| w.qkv_bias.as_ref().map(|biases| biases[i].as_slice());
+        let mut products = [
+            Product { weight: &w.q_proj, bias: bias(0), out: &mut s.q },
+            Product { weight: &w.k_proj, bias: bias(1), out: &mut s.k },
+            Product { weight: &w.v_proj, bias: bias(2), out: &mut s.v },
+        ];
+        matmul(self.crew, self.kernels, &s.inputs, &mut products);
+
+        let rope_idx = self.model.layer_ropes[layer];
+        let norm = |i: usize| w.qk_norm.as_ref().map(|norms| norms[i].as_slice());
+        self.turn_heads(rope_idx, norm(0), config.query_scale, config.q_size(), &mut s.q, &s.turns[rope_idx]);
+        self.turn_heads(rope_idx, norm(1), 1.0, config.kv_size(), &mut s.k, &s.turns[rope_idx]);
+
+        let kv_rows = s.k.chunks_exact(config.kv_size()).zip(s.v.chunks_exact(config.kv_size()));
+        for (item, (k, v)) in batch.iter().zip(kv_rows) {
+            sequences[item.sequence].write(layer, item.position, k, v);
+        }
+
+        let shape = AttentionShape {
+            layer,
+            n_heads: config.n_heads,
+            n_kv_heads: config.n_kv_heads,
+            head_dim: config.head_dim,
+            window: config.layers[layer].window,
+            softcap: config.attention_softcap,
+        };
+        s.attended.resize(s.q.len(), 0.0);
+        attention(self.crew, self.kernels, shape, sequences, blocks, &s.q, &mut s.attended);
+
+        let width = config.q_size();
+        let attended = &s.attended;
+        s.inputs.fill(self.crew, self.kernels, batch.len(), width, |i, row| {
+            row.copy_from_slice(&attended[i * width..][..width]);
+        });
+        let mut products = [Product { weight: &w.o_proj, bias: None, out: &mut s.update }];
+        matmul(self.crew, self.kernels, &s.inputs, &mut products);
+        self.add_update(w.post_attention_norm.as_deref(), s);
+    }
+
+    /// residual += post_norm((act(norm(residual) times gate) * (norm(residual) times up)) times down)
+    fn feed_forward_block(&self, layer: usize, s: &mut Scratch) {
+        let config = &self.model.config;
+        let w = &self.model.weights.layers[layer];
+        self.normed_input(&w.ffn_norm, s);
+
+        let mut products = [
+            Product { weight: &w.gate_proj, bias: None, out: &mut s.gate },
+            Product { weight: &w.up_proj, bias: None, out: &mut s.up },
+        ];
+        matmul(self.crew, self.kernels, &s.inputs, &mut products);
+
+        let width = config.intermediate_size;
+        let apply_gate = match config.activation {
+            Activation::Silu => self.kernels.gate_silu,
+            Activation::GeluTanh => self.kernels.gate_gelu,
+        };
+        let (gate, up) = (&s.gate, &s.up);
+        s.inputs.fill(self.crew, self.kernels, gate.len() / width, width, |i, row| {
+            row.copy_from_slice(&gate[i * width..][..width]);
+            apply_gate(row, &up[i * width..][..width]);
+        });
+        let mut products = [Product { weight: &w.down_proj, bias: None, out: &mut s.update }];
+        matmul(self.crew, self.kernels, &s.inputs, &mut products);
+        self.add_update(w.post_ffn_norm.as_deref(), s);
+    }
+
+    /// inputs = norm(residual)
+    fn normed_input(&self, weight: &[f32], s: &mut Scratch) {
+        let hidden = self.model.config.hidden_size;
+        let residual = &s.residual;
+        s.inputs.fill(self.crew, self.kernels, residual.len() / hidden, hidden, |i, row| {
+            self.rms_norm(&residual[i * hidden..][..hidden], weight, row);
+        });
+    }
+
+    /// residual += norm(update), or just update
+    fn add_update(&self, norm: Option<&[f32]>, s: &mut Scratch) {
+        let hidden = self.model.config.hidden_size;
+        if let Some(weight) = norm {
+            self.crew.for_rows(&mut s.update, hidden, |_, row| {
+                let raw = row.to_vec();
+                self.rms_norm(&raw, weight, row);
+            });
+        }
+        (self.kernels.add)(&mut s.residual, &s.update);
+    }
+
+    /// Normalises (if the model does), turns and scales every head of rows of `width` elements.
+    fn turn_heads(&self, rope_idx: usize, norm: Option<&[f32]>, scale: f32, width: usize, x: &mut [f32], turns: &[Turn]) {
+        let rope = &self.model.ropes[rope_idx];
+        let n_pairs = rope.n_pairs();
+        self.crew.for_rows(x, width, |i, row| {
+            for head in row.chunks_exact_mut(self.model.config.head_dim) {
+                if let Some(weight) = norm {
+                    let raw = head.to_vec();
+                    self.rms_norm(&raw, weight, head);
+                }
+                rope.apply(&turns[i * n_pairs..][..n_pairs], scale, head);
+            }
+        });
+    }
+
+    fn rms_norm(&self, x: &[f32], weight: &[f32], out: &mut [f32]) {
+        (self.kernels.rms_norm)(x, weight, self.model.config.norm_eps, out);
+    }
+
+    /// Logits of the rows that want them.
+    fn head(&self, batch: &[BatchItem], s: &mut Scratch) -> Vec<f32> {
+        let Model { config, weights, .. } = self.model;
+        let hidden = config.hidden_size;
+        let wanted: Vec<usize> = (0..batch.len()).filter(|i| batch[*i].want_logits).collect();
+        let mut logits = Vec::new();
+        if wanted.is_empty() {
+            return logits;
+        }
+        let residual = &s.residual;
+        s.inputs.fill(self.crew, self.kernels, wanted.len(), hidden, |i, row| {
+            self.rms_norm(&residual[wanted[i] * hidden..][..hidden], &weights.norm, row);
+        });
+        let mut products = [Product { weight: weights.lm_head(), bias: None, out: &mut logits }];
+        matmul(self.crew, self.kernels, &s.inputs, &mut products);
+        if let Some(cap) = config.logit_softcap {
+            self.crew.for_rows(&mut logits, config.vocab_size, |_, row| (self.kernels.softcap)(row, cap));
+        }
+        logits
+    }
+}
