@@ -97,8 +97,7 @@ fn attend_block<'q>(
         let mut states = vec![(f32::NEG_INFINITY, 0.0); n];
         for page in pages {
             let (keys, values) = sequence.read(shape.layer, page, kv_head, tile_room);
-            for ((state, out), (row, position)) in
-                states.iter_mut().zip(sums.chunks_exact_mut(dim)).zip(&block.queries)
+            for ((state, out), (row, position)) in states.iter_mut().zip(sums.chunks_exact_mut(dim)).zip(&block.queries)
             {
                 let range = visible(*position);
                 let (first, end) = (range.start.max(page * PAGE), range.end.min((page + 1) * PAGE));
@@ -106,8 +105,7 @@ fn attend_block<'q>(
                     continue;
                 }
                 let (first, end) = (first - page * PAGE, end - page * PAGE);
-                let tile =
-                    AttentionTile { query: query(*row), keys, values, first, end, softcap: shape.softcap };
+                let tile = AttentionTile { query: query(*row), keys, values, first, end, softcap: shape.softcap };
                 let mut running = SoftmaxState { max: state.0, sum: state.1, out, scratch };
                 (kernels.attend)(&tile, &mut running);
                 *state = (running.max, running.sum);

@@ -169,7 +169,7 @@ impl ModelConfig {
         if layer.window == Some(0) {
             return Err("the attention window is 0".into());
         }
-        if rope.dims == 0 || rope.dims % 2 != 0 || rope.dims > self.head_dim {
+        if rope.dims == 0 || !rope.dims.is_multiple_of(2) || rope.dims > self.head_dim {
             return Err(format!("{} rotary dimensions in a head of {}", rope.dims, self.head_dim));
         }
         if !(rope.base.is_finite() && rope.base > 0.0 && rope.scaling_factor.is_finite() && rope.scaling_factor > 0.0) {

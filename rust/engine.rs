@@ -6,7 +6,7 @@ use crate::error::{Error, Result, input_error};
 use crate::gguf::Gguf;
 use crate::kernels::{self, Kernels};
 use crate::kv_cache::{KvLayout, KvType, Sequence};
-use crate::model::{Forward, Model, Scratch};
+use crate::model::{Forward, Model, Scratch, Watch};
 use crate::team::{Team, thread_count};
 use crate::weights::Weights;
 use std::collections::HashMap;
@@ -141,21 +141,21 @@ impl Engine {
         &self.layout
     }
 
-    /// Feeds a batch and returns the wanted logits [wanted, vocab_size] in batch order.
+    /// Feeds a batch and returns what `finish` makes of the wanted logits [wanted, vocab_size], in batch order.
     ///
-    /// `tap` receives the residual stream [layers + 1, batch, hidden_size]. `cancelled` is asked between layers.
+    /// `watch` sees the residual stream [batch, hidden_size] after the embedding and after each layer.
     /// A forward that fails leaves every sequence as it was.
     ///
     /// # Errors
     /// `Error::Input` for a token, position or sequence that does not fit, `Error::Context` for a sequence that
-    /// would grow too long, `Error::Cancelled`, `Error::Internal` when a worker panicked.
-    pub fn forward(
+    /// would grow too long, `Error::Internal` when a worker panicked, and those of `watch` and `finish`.
+    pub fn forward<R>(
         &mut self,
         sequences: &mut [&mut Sequence],
         batch: &[BatchItem],
-        tap: Option<&mut Vec<f32>>,
-        cancelled: &dyn Fn() -> bool,
-    ) -> Result<Vec<f32>> {
+        watch: &mut Watch,
+        finish: impl FnOnce(Vec<f32>) -> Result<R>,
+    ) -> Result<R> {
         let n_new = self.check(sequences, batch)?;
         for (sequence, n) in sequences.iter_mut().zip(&n_new) {
             sequence.reserve(*n);
@@ -163,8 +163,8 @@ impl Engine {
         let blocks = query_blocks(batch, sequences.len());
         let Self { model, kernels, team, scratch, .. } = self;
         let outcome = team.enter(|crew| {
-            let forward = Forward { model, kernels, crew, cancelled };
-            forward.run(sequences, batch, &blocks, scratch, tap)
+            let forward = Forward { model, kernels, crew };
+            forward.run(sequences, batch, &blocks, scratch, watch).and_then(finish)
         });
         for (sequence, n) in sequences.iter_mut().zip(&n_new) {
             if outcome.is_ok() {

@@ -261,8 +261,8 @@ mod tests {
 
     const DIM: usize = 4;
 
-    fn layout(windows: &[Option<usize>]) -> Arc<KvLayout> {
-        Arc::new(KvLayout { windows: windows.to_vec(), n_kv_heads: 2, head_dim: DIM, kv_type: KvType::F16 })
+    fn layout(windows: &[Option<usize>], kv_type: KvType) -> Arc<KvLayout> {
+        Arc::new(KvLayout { windows: windows.to_vec(), n_kv_heads: 2, head_dim: DIM, kv_type })
     }
 
     fn feed(sequence: &mut Sequence, n: usize, mark: f32) {
@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn forks_share_until_one_writes() {
-        let mut parent = Sequence::new(layout(&[None, Some(70)]));
+        let mut parent = Sequence::new(layout(&[None, Some(70)], KvType::F32));
         feed(&mut parent, 100, 0.0);
         let mut child = parent.clone();
         feed(&mut parent, 30, 100.0);
@@ -307,7 +307,7 @@ mod tests {
 
     #[test]
     fn windows_drop_pages_and_snapshots_bring_them_back() {
-        let mut sequence = Sequence::new(layout(&[None, Some(70)]));
+        let mut sequence = Sequence::new(layout(&[None, Some(70)], KvType::F32));
         feed(&mut sequence, 200, 0.0);
         sequence.snapshot();
         feed(&mut sequence, 400, 0.0);
@@ -327,7 +327,7 @@ mod tests {
 
     #[test]
     fn rollback_leaves_the_sequence_as_it_was() {
-        let mut sequence = Sequence::new(layout(&[None]));
+        let mut sequence = Sequence::new(layout(&[None], KvType::F32));
         feed(&mut sequence, 60, 0.0);
         sequence.reserve(200);
         sequence.write(0, 60, &[9.0; 2 * DIM], &[9.0; 2 * DIM]);
@@ -339,7 +339,7 @@ mod tests {
 
     #[test]
     fn large_values_saturate() {
-        let mut sequence = Sequence::new(layout(&[None]));
+        let mut sequence = Sequence::new(layout(&[None], KvType::F16));
         sequence.reserve(1);
         sequence.write(0, 0, &[1e9; 2 * DIM], &[-1e9; 2 * DIM]);
         assert_eq!(element(&sequence, 0, 0), (F16_MAX, -F16_MAX));

@@ -116,10 +116,16 @@ pub fn matmul(crew: &Crew, kernels: &Kernels, x: &Activations, products: &mut [P
 }
 
 /// `out[c][r]` = row `rows.start + r` times column c.
-fn multiply(kernels: &Kernels, weight: &Weight, rows: std::ops::Range<usize>, x: &Activations, out: &mut [[f32; LANES]]) {
+fn multiply(
+    kernels: &Kernels,
+    weight: &Weight,
+    rows: std::ops::Range<usize>,
+    x: &Activations,
+    out: &mut [[f32; LANES]],
+) {
     let rows = weight.rows(rows);
     match &x.int8 {
-        Some(Int8 { stride, quants, scales, sums }) if weight.dtype().is_quantised() => {
+        Some(Int8 { stride, quants, scales, sums }) if weight.dtype.is_quantised() => {
             (kernels.matmul_int8)(&rows, &QuantisedRows { stride: *stride, quants, scales, sums }, out);
         }
         _ => (kernels.matmul_f32)(&rows, &x.values, out),

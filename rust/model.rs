@@ -3,7 +3,7 @@
 use crate::attention::{AttentionShape, QueryBlock, attention};
 use crate::config::{Activation, ModelConfig};
 use crate::engine::BatchItem;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::kernels::Kernels;
 use crate::kv_cache::Sequence;
 use crate::matmul::{Activations, Product, matmul};
@@ -89,40 +89,34 @@ pub struct Forward<'a> {
     pub kernels: &'a Kernels,
     /// Workers.
     pub crew: &'a Crew,
-    /// Asked between layers; true stops the forward.
-    pub cancelled: &'a dyn Fn() -> bool,
 }
+
+/// Called with the residual stream [batch, hidden_size] after the embedding and after each layer; an error ends the
+/// forward.
+pub type Watch<'a> = dyn FnMut(&[f32]) -> Result<()> + 'a;
 
 impl Forward<'_> {
     /// Runs the batch and returns the logits of the rows that want them [wanted, vocab_size], in batch order.
     ///
-    /// Keys and values are written to the sequences but not committed. `tap` receives a copy of the residual stream
-    /// after the embedding and after each layer, [n, hidden_size] each.
+    /// Keys and values are written to the sequences but not committed.
     ///
     /// # Errors
-    /// `Error::Cancelled`.
+    /// Those of `watch`.
     pub fn run(
         &self,
         sequences: &mut [&mut Sequence],
         batch: &[BatchItem],
         blocks: &[QueryBlock],
         scratch: &mut Scratch,
-        mut tap: Option<&mut Vec<f32>>,
+        watch: &mut Watch,
     ) -> Result<Vec<f32>> {
         self.embed(batch, scratch);
         self.compute_turns(batch, scratch);
+        watch(&scratch.residual)?;
         for layer in 0..self.model.config.layers.len() {
-            if let Some(tap) = &mut tap {
-                tap.extend_from_slice(&scratch.residual);
-            }
-            if (self.cancelled)() {
-                return Err(Error::Cancelled);
-            }
             self.attention_block(layer, sequences, batch, blocks, scratch);
             self.feed_forward_block(layer, scratch);
-        }
-        if let Some(tap) = &mut tap {
-            tap.extend_from_slice(&scratch.residual);
+            watch(&scratch.residual)?;
         }
         Ok(self.head(batch, scratch))
     }
@@ -249,7 +243,15 @@ impl Forward<'_> {
     }
 
     /// Normalises (if the model does), turns and scales every head of rows of `width` elements.
-    fn turn_heads(&self, rope_idx: usize, norm: Option<&[f32]>, scale: f32, width: usize, x: &mut [f32], turns: &[Turn]) {
+    fn turn_heads(
+        &self,
+        rope_idx: usize,
+        norm: Option<&[f32]>,
+        scale: f32,
+        width: usize,
+        x: &mut [f32],
+        turns: &[Turn],
+    ) {
         let rope = &self.model.ropes[rope_idx];
         let n_pairs = rope.n_pairs();
         self.crew.for_rows(x, width, |i, row| {

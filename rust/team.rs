@@ -36,7 +36,8 @@ pub fn thread_count(wish: Option<usize>) -> Result<usize> {
         return check(n, "threads");
     }
     if let Ok(text) = std::env::var(THREADS_VAR) {
-        let n = text.trim().parse().map_err(|_| input_error!("{THREADS_VAR} is {text:?}; it must be a whole number"))?;
+        let n =
+            text.trim().parse().map_err(|_| input_error!("{THREADS_VAR} is {text:?}; it must be a whole number"))?;
         return check(n, THREADS_VAR);
     }
     let allowed = std::thread::available_parallelism().map_or(1, |n| n.get());

@@ -1,7 +1,7 @@
 //! Typed, shape-checked tensors of a model file.
 
 use crate::config::ModelConfig;
-use crate::error::{Result, model_error};
+use crate::error::{Result, input_error, model_error};
 use crate::gguf::{Gguf, TensorInfo};
 use crate::kernels::WeightRows;
 use crate::quant::{DType, blocks};
@@ -11,30 +11,48 @@ use std::sync::Arc;
 
 /// A weight matrix [rows, cols], used as stored.
 pub struct Weight {
-    file: Arc<Gguf>,
-    info: TensorInfo,
+    /// Storage type.
+    pub dtype: DType,
     /// Output features.
     pub rows: usize,
     /// Input features.
     pub cols: usize,
+    store: Store,
+}
+
+/// Where a matrix lies.
+enum Store {
+    File(Arc<Gguf>, TensorInfo),
+    Memory(Vec<u8>),
 }
 
 impl Weight {
-    /// Storage type.
-    pub fn dtype(&self) -> DType {
-        self.info.dtype
+    /// A matrix of block rows in memory.
+    ///
+    /// # Errors
+    /// `Error::Input` when `bytes` is not `rows` whole rows of `cols` weights.
+    pub fn from_bytes(dtype: DType, rows: usize, cols: usize, bytes: Vec<u8>) -> Result<Self> {
+        let row_bytes = dtype.row_bytes(cols).filter(|n| *n > 0 && rows > 0);
+        if row_bytes.and_then(|n| n.checked_mul(rows)) != Some(bytes.len()) {
+            let (n, name) = (bytes.len(), dtype.name());
+            return Err(input_error!("{n} bytes cannot hold [{rows}, {cols}] weights of type {name}"));
+        }
+        Ok(Self { dtype, rows, cols, store: Store::Memory(bytes) })
     }
 
     /// All bytes, row after row.
     pub fn bytes(&self) -> &[u8] {
-        self.file.bytes(&self.info)
+        match &self.store {
+            Store::File(file, info) => file.bytes(info),
+            Store::Memory(bytes) => bytes,
+        }
     }
 
     /// Some of the rows.
     pub fn rows(&self, range: Range<usize>) -> WeightRows<'_> {
         let row_bytes = self.bytes().len() / self.rows;
         WeightRows {
-            dtype: self.dtype(),
+            dtype: self.dtype,
             cols: self.cols,
             bytes: &self.bytes()[range.start * row_bytes..range.end * row_bytes],
         }
@@ -118,7 +136,7 @@ struct Loader<'a> {
     used: HashSet<String>,
 }
 
-impl Loader<'_> {
+impl<'a> Loader<'a> {
     fn layer(&mut self, config: &ModelConfig, i: usize) -> Result<LayerWeights> {
         let name = |suffix: &str| format!("layers.{i}.{suffix}");
         let (hidden, inter) = (config.hidden_size, config.intermediate_size);
@@ -138,10 +156,7 @@ impl Loader<'_> {
                 None
             },
             qk_norm: if config.qk_norm {
-                Some([
-                    self.vector(&name("self_attn.q_norm"), head)?,
-                    self.vector(&name("self_attn.k_norm"), head)?,
-                ])
+                Some([self.vector(&name("self_attn.q_norm"), head)?, self.vector(&name("self_attn.k_norm"), head)?])
             } else {
                 None
             },
@@ -157,7 +172,7 @@ impl Loader<'_> {
 
     fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight> {
         let info = self.find(name, &[rows, cols])?.clone();
-        Ok(Weight { file: self.file.clone(), info, rows, cols })
+        Ok(Weight { dtype: info.dtype, rows, cols, store: Store::File(self.file.clone(), info) })
     }
 
     fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
@@ -171,7 +186,7 @@ impl Loader<'_> {
         if wanted { self.vector(name, len).map(Some) } else { Ok(None) }
     }
 
-    fn find(&mut self, name: &str, shape: &[usize]) -> Result<&TensorInfo> {
+    fn find(&mut self, name: &str, shape: &[usize]) -> Result<&'a TensorInfo> {
         let missing = || model_error!("the model has no tensor for {name}");
         let source = self.names.get(name).ok_or_else(missing)?;
         let info = self.file.tensor(source).ok_or_else(|| model_error!("the file has no tensor {source} ({name})"))?;

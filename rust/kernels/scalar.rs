@@ -3,6 +3,8 @@
 //! Rules that keep every bit the same however the work is cut: a result depends on its own row and column only,
 //! additions follow the order of k (or the fixed lane order of `math`), and multiply-adds are fused.
 
+#![allow(clippy::needless_range_loop)] // loops over lanes read best by index
+
 use super::math::{self, LANES, Lanes};
 use crate::quant::{
     DType,
@@ -109,31 +111,19 @@ fn multiply_panel<const N: usize>(panel: &[Lanes], x: [&[f32]; N], acc: &mut [La
 
 #[inline(always)]
 pub fn matmul_int8(w: &WeightRows, x: &QuantisedRows, out: &mut [Lanes]) {
-    const BLOCKS: usize = GROUP / QUANT_BLOCK;
     let mut unpacked = Unpacked::default();
-    // Lane b of a column's sums belongs to block b of every group.
-    let mut sums = vec![[0.0; BLOCKS]; out.len()];
+    let mut sums = vec![[0.0; LANES]; out.len()];
+    let piece_bytes = GROUP / w.dtype.block_len() * w.dtype.block_bytes();
     out.fill([0.0; LANES]);
     for (r, row) in w.bytes.chunks_exact(w.row_bytes()).enumerate() {
-        sums.fill([0.0; BLOCKS]);
-        let piece_bytes = GROUP / w.dtype.block_len() * w.dtype.block_bytes();
+        sums.fill([0.0; LANES]);
         for (g, piece) in row.chunks(piece_bytes).enumerate() {
             let len = unpack(w.dtype, piece, &mut unpacked);
             unpacked.quants[len..].fill(0);
             unpacked.scales[len / QUANT_BLOCK..].fill(0.0);
             unpacked.mins[len / QUANT_BLOCK..].fill(0.0);
             for (c, sum) in sums.iter_mut().enumerate() {
-                let start = c * x.stride + g * GROUP;
-                let quants = x.quants[start..].first_chunk().expect("columns are padded to whole groups");
-                let blocks = |values: &'_ [f32]| -> [f32; BLOCKS] {
-                    *values[start / QUANT_BLOCK..].first_chunk().expect("columns are padded to whole groups")
-                };
-                let products = dot_blocks(&unpacked.quants, quants);
-                let (scales, block_sums) = (blocks(x.scales), blocks(x.sums));
-                for b in 0..BLOCKS {
-                    sum[b] = (unpacked.scales[b] * scales[b]).mul_add(products[b] as f32, sum[b]);
-                    sum[b] = (-unpacked.mins[b]).mul_add(block_sums[b], sum[b]);
-                }
+                multiply_group(&unpacked, x, c * x.stride + g * GROUP, sum);
             }
         }
         for (lanes, sum) in out.iter_mut().zip(&sums) {
@@ -142,11 +132,43 @@ pub fn matmul_int8(w: &WeightRows, x: &QuantisedRows, out: &mut [Lanes]) {
     }
 }
 
-/// Integer dot products of each block of 16; at most 16 * 128 * 127, so exact in f32 as well.
+/// `acc` += one group of weights times the activations from `start`, spread over the lanes: even blocks' products to
+/// the lower half, odd blocks' to the upper half, block b's minimum to lane b.
 #[inline(always)]
-fn dot_blocks(w: &[i8; GROUP], x: &[i8; GROUP]) -> [i32; GROUP / QUANT_BLOCK] {
-    let (w, x) = (w.as_chunks::<QUANT_BLOCK>().0, x.as_chunks::<QUANT_BLOCK>().0);
-    std::array::from_fn(|b| (0..QUANT_BLOCK).map(|i| i32::from(w[b][i]) * i32::from(x[b][i])).sum())
+fn multiply_group(w: &Unpacked, x: &QuantisedRows, start: usize, acc: &mut Lanes) {
+    const BLOCKS: usize = GROUP / QUANT_BLOCK;
+    let x_quants: &[i8; GROUP] = x.quants[start..].first_chunk().expect("columns are padded to whole groups");
+    let of_blocks = |values: &[f32]| -> [f32; BLOCKS] {
+        *values[start / QUANT_BLOCK..].first_chunk().expect("columns are padded to whole groups")
+    };
+    let (x_scales, x_sums) = (of_blocks(x.scales), of_blocks(x.sums));
+    let mut sums = *acc;
+    let mut scales = [0.0; BLOCKS];
+    for b in 0..BLOCKS {
+        scales[b] = w.scales[b] * x_scales[b];
+        sums[b] = (-w.mins[b]).mul_add(x_sums[b], sums[b]);
+    }
+    let (w_pairs, x_pairs) = (w.quants.as_chunks::<32>().0, x_quants.as_chunks::<32>().0);
+    for pair in 0..BLOCKS / 2 {
+        let (w, x) = (&w_pairs[pair], &x_pairs[pair]);
+        let (mut products, mut lane_scales) = ([0; LANES], [0.0; LANES]);
+        for i in 0..8 {
+            // Two products of at most 128 * 127 fit in 16 bits.
+            products[i] = product(w[i], x[i]) + product(w[i + 8], x[i + 8]);
+            products[i + 8] = product(w[i + 16], x[i + 16]) + product(w[i + 24], x[i + 24]);
+            lane_scales[i] = scales[2 * pair];
+            lane_scales[i + 8] = scales[2 * pair + 1];
+        }
+        for i in 0..LANES {
+            sums[i] = lane_scales[i].mul_add(f32::from(products[i]), sums[i]);
+        }
+    }
+    *acc = sums;
+}
+
+#[inline(always)]
+fn product(w: i8, x: i8) -> i16 {
+    i16::from(w) * i16::from(x)
 }
 
 #[inline(always)]
@@ -192,7 +214,7 @@ pub fn gate_silu(gate: &mut [f32], up: &[f32]) {
 #[inline(always)]
 pub fn gate_gelu(gate: &mut [f32], up: &[f32]) {
     // x / 2 * (1 + tanh(y)) = x * sigmoid(2y), y = sqrt(2 / pi) * (x + 0.044715 x^3)
-    const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769_1;
+    const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769;
     for (g, u) in gate.iter_mut().zip(up) {
         let x = *g;
         let inner = TWICE_SQRT_2_OVER_PI * (0.044_715 * x * x).mul_add(x, x);
@@ -248,7 +270,6 @@ pub struct SoftmaxState<'a> {
 #[inline(always)]
 pub fn attend(tile: &AttentionTile, state: &mut SoftmaxState) {
     let head_dim = tile.query.len();
-    let visible = |position: usize| tile.first <= position && position < tile.end;
     let mut scores = [[f32::NEG_INFINITY; LANES]; TILE / LANES];
     for (group, keys) in scores.iter_mut().zip(tile.keys.as_chunks::<LANES>().0.chunks_exact(head_dim)) {
         let mut sums = [0.0; LANES];
@@ -266,7 +287,7 @@ pub fn attend(tile: &AttentionTile, state: &mut SoftmaxState) {
     let max = scores[tile.first..tile.end].iter().fold(f32::NEG_INFINITY, |m, s| if *s > m { *s } else { m });
     let mut sums = [0.0; LANES];
     for (position, score) in scores.iter_mut().enumerate() {
-        *score = if visible(position) { math::exp(*score - max) } else { 0.0 };
+        *score = if (tile.first..tile.end).contains(&position) { math::exp(*score - max) } else { 0.0 };
         sums[position % LANES] += *score;
     }
     state.scratch.fill(0.0);

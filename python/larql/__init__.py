@@ -1,0 +1,53 @@
+"""LARQL: runs quantised large language models fast on CPUs.
+
+Names are imported when they are first used, so that the command line starts at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from larql.errors import ContextError, InputError, LarqlError, ModelError
+
+if TYPE_CHECKING:
+    from larql._core import __version__
+    from larql.generate import Generation, GenerationConfig, TextStream, Timings
+    from larql.model import Model, load
+    from larql.session import Session
+
+_HOME = {
+    "Generation": "larql.generate",
+    "GenerationConfig": "larql.generate",
+    "Model": "larql.model",
+    "Session": "larql.session",
+    "TextStream": "larql.generate",
+    "Timings": "larql.generate",
+    "__version__": "larql._core",
+    "load": "larql.model",
+}
+
+__all__ = [
+    "ContextError",
+    "Generation",
+    "GenerationConfig",
+    "InputError",
+    "LarqlError",
+    "Model",
+    "ModelError",
+    "Session",
+    "TextStream",
+    "Timings",
+    "__version__",
+    "load",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,224 @@
+"""The command line: stdout is data, everything else goes to stderr.
+
+What a command needs is imported when it runs, so that help is there at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from larql.errors import InputError, LarqlError
+
+if TYPE_CHECKING:
+    from larql.generate import TextStream
+    from larql.model import Model
+
+EXIT_MODEL, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+
+class Precision(str, Enum):
+    """The arithmetic of a forward."""
+
+    fast = "fast"
+    reference = "reference"
+
+
+class _Commands(TyperGroup):
+    """Ends a command that fails with one line on stderr and the right exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except LarqlError as error:
+            typer.echo(f"larql: {error}", err=True)
+            raise typer.Exit(EXIT_USAGE if isinstance(error, InputError) else EXIT_MODEL) from error
+        except KeyboardInterrupt as interrupt:
+            typer.echo("larql: interrupted", err=True)
+            raise typer.Exit(EXIT_INTERRUPTED) from interrupt
+
+
+app = typer.Typer(
+    cls=_Commands,
+    name="larql",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A .gguf file, or the name of an installed model such as gemma3-270m.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def main() -> None:
+    """The `larql` program."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? for what it lacks
+    app()
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from larql._core import __version__
+
+        typer.echo(f"larql {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _larql(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Runs quantised large language models fast on CPUs."""
+
+
+@app.command()
+def generate(
+    model: ModelArgument,
+    prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="The text to continue; - reads stdin.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="Read the prompt from a file; its last line end is dropped."),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Tokens to generate at most.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Draw from the k most likely tokens; 0 is off.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Draw from the most likely tokens of this total; 1 is off.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Least probability, as a share of the highest; 0 is off.")] = 0.0,
+    repeat_penalty: Annotated[float, typer.Option(help="Above 1, recent tokens are less likely; 1 is off.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Draw the same each time.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
+    logprobs: Annotated[bool, typer.Option("--logprobs", help="Add each token's log-probability (--json).")] = False,
+    threads: Annotated[int | None, typer.Option(help="Threads; by default what suits the machine.")] = None,
+    ctx: Annotated[int | None, typer.Option(help="Tokens of context; by default the model's own.")] = None,
+    precision: Annotated[Precision, typer.Option(help="reference computes in f32, slowly.")] = Precision.fast,
+    as_json: JsonOption = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print timings to stderr.")] = False,
+) -> None:
+    """Continue a text."""
+    text = _read_prompt(prompt, file)
+    if logprobs and not as_json:
+        raise typer.BadParameter("--logprobs needs --json")
+
+    from larql.generate import GenerationConfig
+    from larql.model import load
+
+    config = GenerationConfig(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repeat_penalty=repeat_penalty,
+        seed=seed,
+        stop=stop or (),
+        logprobs=logprobs,
+    )
+    loaded = load(model, threads=threads, context=ctx, precision=precision.value)
+    stream = loaded.stream(text, config)
+    if as_json:
+        typer.echo(json.dumps(_as_data("".join(stream), stream, loaded)))
+    else:
+        _print_pieces(stream)
+    if verbose:
+        typer.echo(_timing_line(stream, loaded), err=True)
+
+
+@app.command()
+def inspect(model: ModelArgument, as_json: JsonOption = False) -> None:
+    """Show what a model file holds and how it would run here."""
+    from larql.inspect import as_table, describe
+    from larql.model import Model
+    from larql.source import open_model
+
+    file = open_model(model)
+    facts = describe(file, Model(file))
+    typer.echo(json.dumps(facts) if as_json else as_table(facts))
+
+
+@app.command()
+def tokenize(
+    model: ModelArgument,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text; - reads stdin.")],
+    as_json: JsonOption = False,
+    bos: Annotated[bool, typer.Option("--bos/--no-bos", help="Put BOS in front where the model wants it.")] = True,
+    special: Annotated[
+        bool, typer.Option("--special/--no-special", help="Read the text of control tokens as these tokens.")
+    ] = True,
+) -> None:
+    """Show the tokens of a text: ids, and as the vocabulary writes them."""
+    text = _read_prompt(text, None)
+
+    from larql.source import open_model
+    from larql.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.from_metadata(open_model(model).metadata)
+    ids = tokenizer.encode(text, bos=None if bos else False, special=special)
+    pieces = [tokenizer.token_text(token) for token in ids]
+    if as_json:
+        typer.echo(json.dumps({"ids": ids, "pieces": pieces}))
+    else:
+        for token, piece in zip(ids, pieces, strict=True):
+            typer.echo(f"{token:>8}  {json.dumps(piece, ensure_ascii=False)}")
+
+
+def _read_prompt(prompt: str | None, file: Path | None) -> str:
+    """The text from the argument, stdin or a file; of the latter two, one line end at the very end is dropped."""
+    if (prompt is None) == (file is None):
+        raise typer.BadParameter("give either PROMPT or --file")
+    if prompt is not None and prompt != "-":
+        return prompt
+    data = file.read_bytes() if file else sys.stdin.buffer.read()
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{file or 'stdin'} is not UTF-8 text: byte {error.start} is {data[error.start]:#04x}"
+        ) from error
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def _print_pieces(stream: TextStream) -> None:
+    """Prints text as it comes; the line is ended also when an interrupt ends the text."""
+    try:
+        for piece in stream:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+    finally:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+
+
+def _as_data(text: str, stream: TextStream, model: Model) -> dict[str, Any]:
+    data = {
+        "prompt_ids": stream.prompt_ids,
+        "ids": stream.ids,
+        "text": text,
+        "finish_reason": stream.finish_reason,
+        "timings": asdict(stream.timings),
+        "threads": model.engine.threads,
+        "isa": model.engine.isa,
+    }
+    return data if stream.logprobs is None else data | {"logprobs": stream.logprobs}
+
+
+def _timing_line(stream: TextStream, model: Model) -> str:
+    timings, engine = stream.timings, model.engine
+    decode = f" at {timings.decode_tok_s:.1f} tok/s" if timings.decode_tok_s else ""
+    return (
+        f"loaded in {timings.load_s:.2f} s, "
+        f"{len(stream.prompt_ids)} prompt tokens at {timings.prefill_tok_s:.1f} tok/s, "
+        f"{len(stream.ids)} new tokens{decode}, {engine.threads} threads, {engine.isa}, {engine.precision}"
+    )

@@ -1,0 +1,230 @@
+"""Generation in three layers: token ids, then text with timings as it comes, then one result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, Literal
+
+from larql.errors import ContextError, InputError
+
+if TYPE_CHECKING:
+    from larql._core import Sampler
+    from larql.session import Session
+    from larql.tokenizer import Tokenizer
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+# For each numeric option: its kind, whether a value makes sense, and what to say when it does not.
+_RULES: dict[str, tuple[type, Callable[[Any], bool], str]] = {
+    "max_tokens": (Integral, lambda v: v >= 1, "an integer of at least 1"),
+    "temperature": (Real, lambda v: 0 <= v < float("inf"), "a number of at least 0"),
+    "top_k": (Integral, lambda v: 0 <= v < 2**32, "an integer of at least 0 (off)"),
+    "top_p": (Real, lambda v: 0 < v <= 1, "a number above 0 and up to 1 (off)"),
+    "min_p": (Real, lambda v: 0 <= v <= 1, "a number from 0 (off) to 1"),
+    "repeat_penalty": (Real, lambda v: 0 < v < float("inf"), "a number above 0 (1 is off)"),
+    "seed": (Integral, lambda v: 0 <= v < 2**64, "an integer from 0 to 2^64 - 1"),
+}
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """How to choose tokens and when to end. Raises InputError for a value that makes no sense.
+
+    Temperature 0 takes the most likely token. Without a seed every run draws differently. The text ends before the
+    first of the `stop` strings. `logprobs` keeps the natural logarithm of each token's probability.
+    """
+
+    max_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repeat_penalty: float = 1.0
+    seed: int | None = None
+    stop: str | Sequence[str] = ()
+    logprobs: bool = False
+
+    def __post_init__(self) -> None:
+        for name, (kind, makes_sense, must) in _RULES.items():
+            value = getattr(self, name)
+            if name == "seed" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, kind) or not makes_sense(value):
+                raise InputError(f"{name} is {value!r}; it must be {must}")
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if not all(isinstance(text, str) and text for text in stop):
+            raise InputError(f"stop is {self.stop!r}; it must be one or more strings that are not empty")
+        object.__setattr__(self, "stop", stop)  # the class is frozen for everyone else
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Where the time went: seconds, and tokens per second."""
+
+    load_s: float  # opening the model
+    ttft_s: float  # from the start of the prefill to the first token
+    prefill_tok_s: float  # prompt tokens
+    decode_tok_s: float | None  # tokens after the first; None when there are none
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A finished text. The end token is in none of the fields; tokens of a stop string are in `ids`."""
+
+    text: str
+    ids: list[int]
+    prompt_ids: list[int]
+    finish_reason: FinishReason
+    timings: Timings
+    logprobs: list[float] | None  # one for each id, when asked for
+
+
+def generate_ids(
+    session: Session, prompt_ids: Sequence[int], sampler: Sampler, end_ids: Collection[int], limit: int
+) -> Iterator[int]:
+    """Feeds the prompt and yields at most `limit` ids; an end token ends them and is left out.
+
+    The last id is not fed to the session.
+    """
+    new = prompt_ids
+    for _ in range(limit):
+        token = session.sample(new, sampler)
+        if token in end_ids:
+            return
+        yield token
+        new = (token,)
+
+
+class TextStream(Iterator[str]):
+    """Yields text as it becomes certain, and knows the rest: ids so far, log-probabilities, and at the end why it
+    ended and how long it took.
+
+    Raises InputError for an empty prompt and ContextError for one that leaves no room for an answer.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        tokenizer: Tokenizer,
+        sampler: Sampler,
+        prompt_ids: Sequence[int],
+        config: GenerationConfig,
+        *,
+        load_s: float = 0.0,
+    ) -> None:
+        if not prompt_ids:
+            raise InputError("the prompt has no tokens; give at least one")
+        needed = len(session) + len(prompt_ids) + 1
+        if needed > session.context:
+            raise ContextError(
+                f"the prompt and one token to generate need {needed} tokens; the context holds {session.context}",
+                needed,
+                session.context,
+            )
+        self.prompt_ids = list(prompt_ids)
+        self.ids: list[int] = []
+        self.logprobs: list[float] | None = [] if config.logprobs else None
+        self.finish_reason: FinishReason | None = None
+        self._sampler = sampler
+        self._limit = min(config.max_tokens, session.context - needed + 1)
+        self._tokens = generate_ids(session, self.prompt_ids, sampler, tokenizer.end_ids, self._limit)
+        self._decoder = tokenizer.stream(continued=True)
+        self._stops = StopStrings(tuple(config.stop))
+        self._load_s = load_s
+        self._first_s = self._last_s = 0.0  # since the start
+        self._pieces = self._run()
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    @property
+    def timings(self) -> Timings:
+        """The timings so far; complete when the stream has ended."""
+        steps, decode_s = len(self.ids) - 1, self._last_s - self._first_s
+        return Timings(
+            load_s=self._load_s,
+            ttft_s=self._first_s,
+            prefill_tok_s=len(self.prompt_ids) / self._first_s if self._first_s else 0.0,
+            decode_tok_s=steps / decode_s if steps > 0 and decode_s > 0 else None,
+        )
+
+    def _run(self) -> Iterator[str]:
+        start = time.perf_counter()
+        try:
+            for token in self._tokens:
+                self._last_s = time.perf_counter() - start
+                self._first_s = self._first_s or self._last_s
+                self.ids.append(token)
+                if self.logprobs is not None:
+                    self.logprobs.append(_logprob(self._sampler))
+                text = self._stops.push(self._decoder.push(token))
+                if self._stops.found:
+                    break
+                if text:
+                    yield text
+            else:
+                text = self._stops.push(self._decoder.flush()) + self._stops.flush()
+            self._first_s = self._first_s or time.perf_counter() - start
+            ran_out = len(self.ids) == self._limit and not self._stops.found
+            self.finish_reason = "length" if ran_out else "stop"
+            if text:
+                yield text
+        except (KeyboardInterrupt, GeneratorExit):
+            self.finish_reason = self.finish_reason or "cancelled"
+            raise
+
+
+def generate(stream: TextStream) -> Generation:
+    """Runs a stream to its end."""
+    text = "".join(stream)
+    assert stream.finish_reason is not None
+    return Generation(text, stream.ids, stream.prompt_ids, stream.finish_reason, stream.timings, stream.logprobs)
+
+
+class StopStrings:
+    """Cuts a text, given piece by piece, before the stop string that is complete first.
+
+    The end of what came so far is held back while it could begin a stop string.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.found = False
+        self._stops = stops
+        self._longest = max(map(len, stops), default=0)
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """The text that is now certain to come before any stop string."""
+        if not self._stops:
+            return text
+        text = self._held + text
+        ends = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if ends:
+            self.found = True
+            self._held = ""
+            return text[: min(ends)[1]]
+        n_held = self._possible_start(text)
+        self._held = text[len(text) - n_held :]
+        return text[: len(text) - n_held]
+
+    def flush(self) -> str:
+        """The text held back, which turned out to begin no stop string."""
+        text, self._held = self._held, ""
+        return text
+
+    def _possible_start(self, text: str) -> int:
+        """Length of the longest end of `text` that begins a stop string."""
+        for length in range(min(self._longest - 1, len(text)), 0, -1):
+            end = text[len(text) - length :]
+            if any(stop.startswith(end) for stop in self._stops):
+                return length
+        return 0
+
+
+def _logprob(sampler: Sampler) -> float:
+    value = sampler.last_logprob
+    assert value is not None, "the sampler was made without logprobs"
+    return value

@@ -1,0 +1,152 @@
+"""A model ready to use: text in, text or numbers out."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from larql._core import Engine, Sampler
+from larql.errors import ContextError, InputError, ModelError
+from larql.families import read_model
+from larql.generate import Generation, GenerationConfig, TextStream, generate
+from larql.session import Session, plain_ids
+from larql.source import ModelFile, open_model
+from larql.tokenizer import Tokenizer
+
+_LOGITS_CHUNK = 64  # tokens in one forward that returns all logits: 67 MB for a vocabulary of 262,144
+
+
+def load(
+    model: str | os.PathLike[str], *, threads: int | None = None, context: int | None = None, precision: str = "fast"
+) -> Model:
+    """Opens a model: the path of a .gguf file, or the name of one that is installed as a package.
+
+    `threads` is by default what suits the machine, `context` (tokens) what the model was trained for. `precision` is
+    `fast`, or `reference` for f32 arithmetic. Raises ModelError, and InputError for an option out of range.
+    """
+    start = time.perf_counter()
+    opened = Model(open_model(model), threads=threads, context=context, precision=precision)
+    opened.load_s = time.perf_counter() - start
+    return opened
+
+
+class Model:
+    """Weights, tokenizer and config of one model. Threads may share it."""
+
+    def __init__(
+        self,
+        file: ModelFile,
+        *,
+        threads: int | None = None,
+        context: int | None = None,
+        precision: str = "fast",
+    ) -> None:
+        for name, value in (("threads", threads), ("context", context)):
+            if value is not None and value < 1:
+                raise InputError(f"{name} is {value}; it must be at least 1")
+        self.load_s = 0.0  # seconds that `load` took
+        self.config, tensor_names = read_model(file)
+        self.tokenizer = Tokenizer.from_metadata(file.metadata)
+        if self.tokenizer.vocab_size > self.config.vocab_size:
+            raise ModelError(
+                f"the tokenizer has {self.tokenizer.vocab_size} tokens, but the embedding has {self.config.vocab_size}"
+            )
+        self.engine = Engine(
+            file.gguf, self.config.to_json(), tensor_names, precision=precision, threads=threads, context=context
+        )
+
+    def encode(self, text: str, bos: bool | None = None, special: bool = True) -> list[int]:
+        """The ids of `text`. `bos` puts a BOS token in front (None: as the model wants); `special` turns the text of
+        control tokens into these tokens.
+        """
+        return self.tokenizer.encode(text, bos=bos, special=special)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of `ids`, that of control tokens included."""
+        return self.tokenizer.decode(ids)
+
+    def generate(
+        self, prompt: str | Iterable[int], config: GenerationConfig | None = None, **options: Any
+    ) -> Generation:
+        """Continues a text or ids. `options` are fields of GenerationConfig and go before those of `config`.
+
+        Raises InputError for an empty prompt or a bad option, ContextError for a prompt that is too long.
+        """
+        return generate(self.stream(prompt, config, **options))
+
+    def stream(self, prompt: str | Iterable[int], config: GenerationConfig | None = None, **options: Any) -> TextStream:
+        """Like `generate`, but yields pieces of text as they come; the rest is on the stream."""
+        config = replace(config or GenerationConfig(), **options)
+        prompt_ids = self._ids(prompt)
+        sampler = Sampler(
+            temperature=config.temperature,
+            top_k=config.top_k,
+            top_p=config.top_p,
+            min_p=config.min_p,
+            repeat_penalty=config.repeat_penalty,
+            seed=config.seed,
+            logprobs=config.logprobs,
+        )
+        sampler.observe(prompt_ids)
+        return TextStream(self.session(), self.tokenizer, sampler, prompt_ids, config, load_s=self.load_s)
+
+    def logits(self, ids: str | Iterable[int]) -> NDArray[np.float32]:
+        """The logits [tokens, vocab] after each token. Raises InputError for no tokens, ContextError for too many."""
+        ids = self._ids(ids)
+        if not ids:
+            raise InputError("there are no tokens to compute logits for")
+        logits = np.empty((len(ids), self.config.vocab_size), np.float32)
+        for done, rows in self._logits(ids):
+            logits[done : done + len(rows)] = rows
+        return logits
+
+    def score(self, text: str | Iterable[int]) -> NDArray[np.float64]:
+        """The natural log-probability [tokens - 1] of each token after the first, given all before it.
+
+        Where the model wants a BOS token, a text gets one, so that all of its own tokens are scored. Raises InputError
+        for less than two tokens, ContextError for too many.
+        """
+        ids = self._ids(text)
+        if len(ids) < 2:
+            raise InputError(f"a score needs at least two tokens (BOS included), not {len(ids)}")
+        scores = np.empty(len(ids) - 1)
+        for done, rows in self._logits(ids[:-1]):
+            following = ids[done + 1 : done + 1 + len(rows)]
+            scores[done : done + len(rows)] = _log_probabilities(rows, following)
+        return scores
+
+    def session(self) -> Session:
+        """An empty session: feed tokens, look at the logits, go back, fork."""
+        return Session(self.engine)
+
+    def _ids(self, prompt: str | Iterable[int]) -> list[int]:
+        ids = self.encode(prompt) if isinstance(prompt, str) else plain_ids(prompt)
+        if ids and max(ids) >= self.config.vocab_size:
+            raise InputError(f"token id {max(ids)} is out of range; the vocabulary has {self.config.vocab_size}")
+        return ids
+
+    def _logits(self, ids: list[int]) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """The logits after each of `ids`, in blocks [tokens of one forward, vocab] with the position of the first."""
+        if len(ids) > self.engine.context:
+            raise ContextError(
+                f"{len(ids)} tokens do not fit in a context of {self.engine.context}", len(ids), self.engine.context
+            )
+        sequence = self.engine.new_sequence()
+        for start in range(0, len(ids), _LOGITS_CHUNK):
+            chunk = enumerate(ids[start : start + _LOGITS_CHUNK], start)
+            yield start, self.engine.forward([(sequence, position, token, True) for position, token in chunk])
+
+
+def _log_probabilities(logits: NDArray[np.float32], ids: list[int]) -> NDArray[np.float64]:
+    """The log-probability [n] of ids[i] under logits[i] [n, vocab]."""
+    highest = logits.max(axis=1, keepdims=True)
+    log_sums = np.log(np.exp(logits - highest).sum(axis=1, dtype=np.float64))
+    chosen = logits[np.arange(len(ids)), ids] - highest[:, 0]
+    scores: NDArray[np.float64] = chosen - log_sums
+    return scores

@@ -1,0 +1,144 @@
+"""A token sequence that grows: its ids and its K/V cache, always in step."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from larql.errors import ContextError, InputError
+
+if TYPE_CHECKING:
+    from larql import _core
+
+Batch = list[tuple["_core.Sequence", int, int, bool]]  # (sequence, position, token, want_logits)
+T = TypeVar("T")
+
+PREFILL_CHUNK = 512  # tokens in one forward: enough to fill the matrix kernels, few enough to keep buffers small
+
+
+class Session:
+    """The tokens fed so far. A call that fails leaves it as it was. For one thread at a time."""
+
+    def __init__(self, engine: _core.Engine) -> None:
+        self._engine = engine
+        self._sequence = engine.new_sequence()
+        self._ids: list[int] = []
+        self._logits: NDArray[np.float32] | None = None
+
+    def __len__(self) -> int:
+        """Tokens fed."""
+        return len(self._ids)
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens fed (a copy)."""
+        return list(self._ids)
+
+    @property
+    def context(self) -> int:
+        """Tokens that the session may hold."""
+        return self._engine.context
+
+    @property
+    def logits(self) -> NDArray[np.float32]:
+        """The logits [vocab] after the last token, read-only. Raises InputError when no token was fed."""
+        if self._logits is None:
+            if not self._ids:
+                raise InputError("there are no logits before the first token")
+            last = len(self._ids) - 1
+            sequence = self._rewound(last)
+            self._logits = _only_row(self._engine.forward(_batch(sequence, last, self._ids[last:])))
+            self._sequence = sequence
+        return self._logits
+
+    def feed(self, ids: Iterable[int]) -> None:
+        """Appends tokens.
+
+        Raises ContextError when they do not fit, and InputError for an id that the model does not have.
+        """
+        if new := plain_ids(ids):
+            self._logits = _only_row(self._advance(new, self._engine.forward))
+
+    def sample(self, ids: Iterable[int], sampler: _core.Sampler) -> int:
+        """Appends at least one token, and samples the one that comes next, which is not appended.
+
+        Raises as `feed` does.
+        """
+        new = plain_ids(ids)
+        if not new:
+            raise InputError("there is no token to continue from")
+        return self._advance(new, lambda batch: self._engine.forward_sample(batch, [sampler]))[0]
+
+    def truncate(self, length: int) -> None:
+        """Keeps the first `length` tokens; what a sliding window has dropped of them is computed again."""
+        if not 0 <= length <= len(self._ids):
+            raise InputError(f"cannot truncate to {length} tokens; the session has {len(self._ids)}")
+        if length < len(self._ids):
+            self._sequence, self._ids, self._logits = self._rewound(length), self._ids[:length], None
+
+    def fork(self) -> Session:
+        """A session with the same tokens that goes its own way from here; what they have in common is shared."""
+        other = copy.copy(self)
+        other._sequence = self._sequence.fork()
+        other._ids = list(self._ids)
+        return other
+
+    def _advance(self, new: list[int], last_forward: Callable[[Batch], T]) -> T:
+        """Appends `new` in chunks; `last_forward` runs the last one, with logits wanted after its last token."""
+        held = len(self._ids)
+        if held + len(new) > self.context:
+            raise ContextError(
+                f"{held + len(new)} tokens do not fit in a context of {self.context}", held + len(new), self.context
+            )
+        n_body = (len(new) - 1) // PREFILL_CHUNK * PREFILL_CHUNK
+        # One forward changes nothing when it fails; of several, the first ones work on a copy.
+        sequence = self._sequence.fork() if n_body else self._sequence
+        try:
+            self._fill(sequence, held, new[:n_body])
+            result = last_forward(_batch(sequence, held + n_body, new[n_body:]))
+        except BaseException:
+            # An interrupt can arrive when the forward is done but its result is not here yet.
+            if len(self._sequence) != held:
+                self._sequence = self._rewound(held)
+            raise
+        self._sequence, self._logits = sequence, None
+        self._ids += new
+        return result
+
+    def _rewound(self, length: int) -> _core.Sequence:
+        """A copy of the sequence with its first `length` tokens."""
+        sequence = self._sequence.fork()
+        kept = sequence.truncate(length)
+        self._fill(sequence, kept, self._ids[kept:length])
+        return sequence
+
+    def _fill(self, sequence: _core.Sequence, start: int, ids: list[int]) -> None:
+        for i in range(0, len(ids), PREFILL_CHUNK):
+            chunk = ids[i : i + PREFILL_CHUNK]
+            self._engine.forward([(sequence, start + i + j, token, False) for j, token in enumerate(chunk)])
+
+
+def plain_ids(ids: Iterable[int]) -> list[int]:
+    """Token ids as plain integers. Raises InputError for a number that cannot be one in any vocabulary."""
+    plain = [operator.index(token) for token in ids]
+    for token in plain:
+        if not 0 <= token < 2**32:
+            raise InputError(f"token id {token} is out of range")
+    return plain
+
+
+def _batch(sequence: _core.Sequence, start: int, ids: list[int]) -> Batch:
+    """`ids` from position `start` on, with logits wanted after the last one."""
+    last = len(ids) - 1
+    return [(sequence, start + i, token, i == last) for i, token in enumerate(ids)]
+
+
+def _only_row(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    row: NDArray[np.float32] = logits[0]
+    row.flags.writeable = False
+    return row

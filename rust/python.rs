@@ -1,0 +1,450 @@
+//! The Python module `larql._core`: the only file that knows Python.
+//!
+//! Signatures and documentation for users are in `python/larql/_core.pyi`.
+
+use crate::config::ModelConfig;
+use crate::engine::{self, BatchItem, EngineOptions, Precision};
+use crate::error::{Error, input_error};
+use crate::gguf::{self, Array, Value};
+use crate::kernels;
+use crate::kv_cache;
+use crate::matmul::{Activations, Product, matmul};
+use crate::quant::{DType, blocks};
+use crate::sampler::{self, SamplerConfig};
+use crate::team::{Team, thread_count};
+use crate::weights::Weight;
+use numpy::{
+    IntoPyArray, PyArray1, PyArray2, PyArray3, PyArrayDyn, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2,
+    PyReadonlyArrayDyn, PyUntypedArrayMethods,
+};
+use pyo3::IntoPyObjectExt;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyTuple};
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// How often a running forward looks for Ctrl-C.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
+
+impl From<Error> for PyErr {
+    fn from(error: Error) -> Self {
+        let (class, text) = match &error {
+            Error::Model(text) => ("ModelError", text.clone()),
+            Error::Input(text) => ("InputError", text.clone()),
+            Error::Context { .. } => ("ContextError", error.to_string()),
+            Error::Cancelled | Error::Internal(_) => ("LarqlError", error.to_string()),
+        };
+        Python::attach(|py| {
+            let class = match py.import("larql.errors").and_then(|module| module.getattr(class)) {
+                Ok(class) => class,
+                Err(e) => return e,
+            };
+            let raised = match error {
+                Error::Context { needed, limit } => class.call1((text, needed, limit)),
+                _ => class.call1((text,)),
+            };
+            raised.map_or_else(|e| e, PyErr::from_value)
+        })
+    }
+}
+
+/// Locks; a panic elsewhere does not spoil the data, since forwards commit only at their end.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+#[pyclass(frozen, module = "larql._core")]
+struct Gguf(Arc<gguf::Gguf>);
+
+#[pymethods]
+impl Gguf {
+    #[new]
+    fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        Ok(Self(Arc::new(py.detach(|| gguf::Gguf::open(&path))?)))
+    }
+
+    #[getter]
+    fn version(&self) -> u32 {
+        self.0.version()
+    }
+
+    #[getter]
+    fn paths(&self) -> Vec<String> {
+        self.0.paths().iter().map(|path| path.to_string_lossy().into_owned()).collect()
+    }
+
+    fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        for (key, value) in self.0.metadata() {
+            dict.set_item(key, metadata_value(py, value)?)?;
+        }
+        Ok(dict)
+    }
+
+    fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let list = PyList::empty(py);
+        for info in self.0.tensors() {
+            let shape = PyTuple::new(py, &info.shape)?;
+            list.append((&info.name, info.dtype.name(), shape, self.0.bytes(info).len()))?;
+        }
+        Ok(list)
+    }
+
+    fn read_f32<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyArrayDyn<f32>>> {
+        let info = self.0.tensor(name).ok_or_else(|| input_error!("the file has no tensor {name}"))?;
+        let mut values = vec![0.0; info.shape.iter().product()];
+        py.detach(|| blocks::decode(info.dtype, self.0.bytes(info), &mut values));
+        values.into_pyarray(py).reshape(info.shape.as_slice())
+    }
+}
+
+fn metadata_value<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>> {
+    match value {
+        Value::U8(v) => v.into_bound_py_any(py),
+        Value::I8(v) => v.into_bound_py_any(py),
+        Value::U16(v) => v.into_bound_py_any(py),
+        Value::I16(v) => v.into_bound_py_any(py),
+        Value::U32(v) => v.into_bound_py_any(py),
+        Value::I32(v) => v.into_bound_py_any(py),
+        Value::U64(v) => v.into_bound_py_any(py),
+        Value::I64(v) => v.into_bound_py_any(py),
+        Value::F32(v) => v.into_bound_py_any(py),
+        Value::F64(v) => v.into_bound_py_any(py),
+        Value::Bool(v) => v.into_bound_py_any(py),
+        Value::String(v) => v.into_bound_py_any(py),
+        Value::Array(array) => metadata_array(py, array),
+    }
+}
+
+fn metadata_array<'py>(py: Python<'py>, array: &Array) -> PyResult<Bound<'py, PyAny>> {
+    Ok(match array {
+        Array::U8(v) => PyArray1::from_slice(py, v).into_any(),
+        Array::I8(v) => PyArray1::from_slice(py, v).into_any(),
+        Array::U16(v) => PyArray1::from_slice(py, v).into_any(),
+        Array::I16(v) => PyArray1::from_slice(py, v).into_any(),
+        Array::U32(v) => PyArray1::from_slice(py, v).into_any(),
+        Array::I32(v) => PyArray1::from_slice(py, v).into_any(),
+        Array::U64(v) => PyArray1::from_slice(py, v).into_any(),
+        Array::I64(v) => PyArray1::from_slice(py, v).into_any(),
+        Array::F32(v) => PyArray1::from_slice(py, v).into_any(),
+        Array::F64(v) => PyArray1::from_slice(py, v).into_any(),
+        Array::Bool(v) => PyArray1::from_slice(py, v).into_any(),
+        Array::String(v) => PyList::new(py, v)?.into_any(),
+        Array::Array(v) => {
+            let list = PyList::empty(py);
+            for inner in v {
+                list.append(metadata_array(py, inner)?)?;
+            }
+            list.into_any()
+        }
+    })
+}
+
+#[pyclass(frozen, module = "larql._core")]
+struct Sequence(Mutex<kv_cache::Sequence>);
+
+#[pymethods]
+impl Sequence {
+    fn __len__(&self, py: Python<'_>) -> usize {
+        py.detach(|| lock(&self.0).len())
+    }
+
+    fn fork(&self, py: Python<'_>) -> Self {
+        Self(Mutex::new(py.detach(|| lock(&self.0).clone())))
+    }
+
+    fn truncate(&self, py: Python<'_>, length: usize) -> PyResult<usize> {
+        Ok(py.detach(|| lock(&self.0).truncate(length))?)
+    }
+
+    fn snapshot(&self, py: Python<'_>) {
+        py.detach(|| lock(&self.0).snapshot());
+    }
+}
+
+#[pyclass(frozen, module = "larql._core")]
+struct Sampler(Mutex<sampler::Sampler>);
+
+#[pymethods]
+impl Sampler {
+    #[new]
+    #[pyo3(signature = (*, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0, seed=None, bias=None,
+                        logprobs=false))]
+    #[allow(clippy::too_many_arguments)] // keyword arguments of the Python class
+    fn new(
+        temperature: f32,
+        top_k: usize,
+        top_p: f32,
+        min_p: f32,
+        repeat_penalty: f32,
+        seed: Option<u64>,
+        bias: Option<HashMap<u32, f32>>,
+        logprobs: bool,
+    ) -> PyResult<Self> {
+        let mut bias: Vec<(u32, f32)> = bias.unwrap_or_default().into_iter().collect();
+        bias.sort_unstable_by_key(|(id, _)| *id);
+        let config = SamplerConfig { temperature, top_k, top_p, min_p, repeat_penalty, seed, bias, logprobs };
+        Ok(Self(Mutex::new(sampler::Sampler::new(config)?)))
+    }
+
+    fn observe(&self, ids: Vec<u32>) {
+        lock(&self.0).observe(&ids);
+    }
+
+    fn sample(&self, logits: PyReadonlyArray1<'_, f32>) -> PyResult<u32> {
+        Ok(lock(&self.0).sample(logits.as_slice()?)?)
+    }
+
+    #[getter]
+    fn last_logprob(&self) -> Option<f32> {
+        lock(&self.0).last_logprob()
+    }
+}
+
+/// (sequence, position, token, want_logits) as Python gives it.
+type PyItem<'py> = (Bound<'py, Sequence>, usize, u32, bool);
+
+/// A batch with each of its sequences once.
+struct Batch {
+    sequences: Vec<Py<Sequence>>,
+    items: Vec<BatchItem>,
+}
+
+impl Batch {
+    fn new(items: Vec<PyItem<'_>>) -> Self {
+        let mut sequences: Vec<Py<Sequence>> = Vec::new();
+        let mut index = HashMap::new();
+        let items = items
+            .into_iter()
+            .map(|(object, position, token, want_logits)| {
+                let sequence = *index.entry(object.as_ptr() as usize).or_insert_with(|| {
+                    sequences.push(object.unbind());
+                    sequences.len() - 1
+                });
+                BatchItem { sequence, position, token, want_logits }
+            })
+            .collect();
+        Self { sequences, items }
+    }
+
+    fn n_wanted(&self) -> usize {
+        self.items.iter().filter(|item| item.want_logits).count()
+    }
+}
+
+#[pyclass(frozen, module = "larql._core")]
+struct Engine {
+    engine: Mutex<engine::Engine>,
+    // Copies of what never changes, so that reading it does not wait for a forward.
+    precision: Precision,
+    threads: usize,
+    isa: &'static str,
+    context: usize,
+    weight_bytes: usize,
+    vocab_size: usize,
+    trace_shape: (usize, usize),
+    layout: Arc<kv_cache::KvLayout>,
+}
+
+impl Engine {
+    /// Runs a batch without the GIL, looking for Ctrl-C between layers; `finish` gets the logits. `tap` receives the residual stream [layers + 1, batch, hidden_size].
+    fn run<R: Send>(
+        &self,
+        py: Python<'_>,
+        batch: &Batch,
+        mut tap: Option<&mut Vec<f32>>,
+        finish: impl FnOnce(Vec<f32>) -> crate::error::Result<R> + Send,
+    ) -> PyResult<R> {
+        py.detach(|| {
+            let mut engine = lock(&self.engine);
+            let mut guards: Vec<_> = batch.sequences.iter().map(|sequence| lock(&sequence.get().0)).collect();
+            let mut sequences: Vec<_> = guards.iter_mut().map(|guard| &mut **guard).collect();
+            let mut interrupt = None;
+            let mut next_look = Instant::now() + SIGNAL_INTERVAL;
+            let mut watch = |residual: &[f32]| {
+                if let Some(tap) = &mut tap {
+                    tap.extend_from_slice(residual);
+                }
+                if Instant::now() >= next_look {
+                    next_look = Instant::now() + SIGNAL_INTERVAL;
+                    interrupt = Python::attach(|py| py.check_signals()).err();
+                }
+                if interrupt.is_some() { Err(Error::Cancelled) } else { Ok(()) }
+            };
+            let outcome = engine.forward(&mut sequences, &batch.items, &mut watch, finish);
+            match interrupt {
+                Some(error) => Err(error),
+                None => Ok(outcome?),
+            }
+        })
+    }
+}
+
+#[pymethods]
+impl Engine {
+    #[new]
+    #[pyo3(signature = (gguf, config_json, tensor_names, *, precision="fast", threads=None, context=None))]
+    fn new(
+        py: Python<'_>,
+        gguf: &Bound<'_, Gguf>,
+        config_json: &str,
+        tensor_names: HashMap<String, String>,
+        precision: &str,
+        threads: Option<usize>,
+        context: Option<usize>,
+    ) -> PyResult<Self> {
+        let config = ModelConfig::from_json(config_json)?;
+        let options = EngineOptions { precision: Precision::from_name(precision)?, threads, context };
+        let file = &gguf.get().0;
+        let engine = py.detach(|| engine::Engine::new(file, config, &tensor_names, options))?;
+        Ok(Self {
+            precision: engine.precision(),
+            threads: engine.n_threads(),
+            isa: engine.isa(),
+            context: engine.context(),
+            weight_bytes: engine.weight_bytes(),
+            vocab_size: engine.config().vocab_size,
+            trace_shape: (engine.config().layers.len() + 1, engine.config().hidden_size),
+            layout: engine.kv_layout().clone(),
+            engine: Mutex::new(engine),
+        })
+    }
+
+    #[getter]
+    fn precision(&self) -> &'static str {
+        self.precision.name()
+    }
+
+    #[getter]
+    fn threads(&self) -> usize {
+        self.threads
+    }
+
+    #[getter]
+    fn isa(&self) -> &'static str {
+        self.isa
+    }
+
+    #[getter]
+    fn context(&self) -> usize {
+        self.context
+    }
+
+    #[getter]
+    fn weight_bytes(&self) -> usize {
+        self.weight_bytes
+    }
+
+    fn new_sequence(&self) -> Sequence {
+        Sequence(Mutex::new(kv_cache::Sequence::new(self.layout.clone())))
+    }
+
+    fn forward<'py>(&self, py: Python<'py>, batch: Vec<PyItem<'py>>) -> PyResult<Bound<'py, PyArray2<f32>>> {
+        let batch = Batch::new(batch);
+        let logits = self.run(py, &batch, None, Ok)?;
+        logits.into_pyarray(py).reshape([batch.n_wanted(), self.vocab_size])
+    }
+
+    fn forward_sample<'py>(
+        &self,
+        py: Python<'py>,
+        batch: Vec<PyItem<'py>>,
+        samplers: Vec<Bound<'py, Sampler>>,
+    ) -> PyResult<Vec<u32>> {
+        let batch = Batch::new(batch);
+        if samplers.len() != batch.n_wanted() {
+            let (n, wanted) = (samplers.len(), batch.n_wanted());
+            return Err(input_error!("{n} samplers for {wanted} rows of logits").into());
+        }
+        let samplers: Vec<Py<Sampler>> = samplers.into_iter().map(Bound::unbind).collect();
+        self.run(py, &batch, None, |logits| {
+            let rows = logits.chunks_exact(self.vocab_size);
+            samplers.iter().zip(rows).map(|(sampler, row)| lock(&sampler.get().0).sample(row)).collect()
+        })
+    }
+
+    #[allow(clippy::type_complexity)] // the two arrays of the Python signature
+    fn trace<'py>(
+        &self,
+        py: Python<'py>,
+        batch: Vec<PyItem<'py>>,
+    ) -> PyResult<(Bound<'py, PyArray2<f32>>, Bound<'py, PyArray3<f32>>)> {
+        let batch = Batch::new(batch);
+        let mut residuals = Vec::new();
+        let logits = self.run(py, &batch, Some(&mut residuals), Ok)?;
+        let (n_states, width) = self.trace_shape;
+        Ok((
+            logits.into_pyarray(py).reshape([batch.n_wanted(), self.vocab_size])?,
+            residuals.into_pyarray(py).reshape([n_states, batch.items.len(), width])?,
+        ))
+    }
+}
+
+#[pyfunction]
+fn dequantize<'py>(
+    py: Python<'py>,
+    dtype: &str,
+    data: PyReadonlyArray1<'py, u8>,
+) -> PyResult<Bound<'py, PyArray1<f32>>> {
+    let dtype = dtype_of(dtype)?;
+    let data = data.as_slice()?;
+    let (n, block, name) = (data.len(), dtype.block_bytes(), dtype.name());
+    if !n.is_multiple_of(block) {
+        return Err(input_error!("{n} bytes are not whole blocks of {name} ({block} bytes)").into());
+    }
+    let mut values = vec![0.0; n / block * dtype.block_len()];
+    py.detach(|| blocks::decode(dtype, data, &mut values));
+    Ok(values.into_pyarray(py))
+}
+
+#[pyfunction]
+#[pyo3(signature = (dtype, data, x, *, precision="fast", threads=1))]
+fn matvec<'py>(
+    py: Python<'py>,
+    dtype: &str,
+    data: PyReadonlyArray2<'py, u8>,
+    x: PyReadonlyArrayDyn<'py, f32>,
+    precision: &str,
+    threads: usize,
+) -> PyResult<Bound<'py, PyArrayDyn<f32>>> {
+    let dtype = dtype_of(dtype)?;
+    let fast = Precision::from_name(precision)? == Precision::Fast;
+    let (shape, x) = (x.shape().to_vec(), x.as_slice()?);
+    let (Some(&cols), 1..=2) = (shape.last(), shape.len()) else {
+        return Err(input_error!("x has {} dimensions; it must have 1 or 2", shape.len()).into());
+    };
+    let weight = Weight::from_bytes(dtype, data.shape()[0], cols, data.as_slice()?.to_vec())?;
+    let mut team = Team::new(thread_count(Some(threads))?)?;
+    let kernels = kernels::choose()?;
+    let mut out = Vec::new();
+    py.detach(|| {
+        team.enter(|crew| {
+            let mut inputs = Activations::new(fast);
+            inputs.fill(crew, kernels, x.len() / cols, cols, |i, row| row.copy_from_slice(&x[i * cols..][..cols]));
+            matmul(crew, kernels, &inputs, &mut [Product { weight: &weight, bias: None, out: &mut out }]);
+            Ok(())
+        })
+    })?;
+    let rows = weight.rows;
+    let shape = if shape.len() == 1 { vec![rows] } else { vec![shape[0], rows] };
+    out.into_pyarray(py).reshape(shape)
+}
+
+/// An unknown type name is the caller's mistake here, not the model's.
+fn dtype_of(name: &str) -> PyResult<DType> {
+    Ok(DType::from_name(name).map_err(|e| Error::Input(e.to_string()))?)
+}
+
+#[pymodule]
+fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    m.add("build_profile", if cfg!(debug_assertions) { "debug" } else { "release" })?;
+    m.add_class::<Gguf>()?;
+    m.add_class::<Sequence>()?;
+    m.add_class::<Sampler>()?;
+    m.add_class::<Engine>()?;
+    m.add_function(wrap_pyfunction!(dequantize, m)?)?;
+    m.add_function(wrap_pyfunction!(matvec, m)?)
+}
