@@ -15,14 +15,12 @@
 //! The file is untrusted: every number is checked before it is used, so that a broken or hostile file gives an error,
 //! never a panic, and memory stays within a small multiple of the header, whose length is limited.
 
+use crate::error::{Result, model_error};
+use memmap2::Mmap;
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-
-use memmap2::Mmap;
-
-use crate::error::{Result, model_error};
 
 mod header;
 #[cfg(test)]

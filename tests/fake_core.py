@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from larql.errors import InputError
 from numpy.typing import NDArray
+
+from larql.errors import InputError
 
 Rule = Callable[[list[int]], int]  # all tokens so far to the next one
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+
 from larql.config import LayerConfig, ModelConfig, RopeConfig
 from larql.errors import ModelError
 from larql.families import FAMILIES, read_model
 from larql.families.keys import TensorInfo
 from larql.source import open_model
-from numpy.typing import NDArray
 from tiny_models import write_tiny_model
 
 LLAMA_LAYER = (

@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import larql
 import numpy as np
 import pytest
+
+import larql
 from fake_core import FakeEngine, FakeSampler, FakeTokenizer
 from larql.errors import ContextError, InputError
 from larql.generate import GenerationConfig, StopStrings, TextStream, generate, generate_ids

@@ -5,8 +5,9 @@ import itertools
 import gguf
 import numpy as np
 import pytest
-from larql import _core, errors
 from numpy.typing import NDArray
+
+from larql import _core, errors
 
 # Bytes at which a block holds an f16: its scale, and its minimum where it has one.
 F16_OFFSETS = {

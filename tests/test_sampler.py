@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from larql import _core, errors
 
 VOCAB = 1000

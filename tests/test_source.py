@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
 from larql import cache, packaged
 from larql.cache import cache_folder, file_sha256, new_file
 from larql.errors import ModelError
@@ -178,7 +179,7 @@ def test_in_place_needs_no_cache(install: Install, monkeypatch: pytest.MonkeyPat
     assert find_packaged(add_model(monkeypatch, "tiny")).read_bytes() == WHOLE
 
 
-def test_several_processes_may_assemble(in_parts: str, cache_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_may_assemble_at_once(in_parts: str, cache_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = packaged._copy
 
     def slow_copy(parts: list[Path], out: object) -> str:

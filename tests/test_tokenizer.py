@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
+
 from larql.errors import InputError, ModelError
 from larql.pretokenizers import PRE_TOKENIZERS
 from larql.tokenizer import Tokenizer, TokenType

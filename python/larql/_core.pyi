@@ -1,7 +1,8 @@
 """The Rust core. Arrays are C-contiguous; token ids and positions are plain integers."""
 
 import os
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from typing import Any, final
 
 import numpy as np

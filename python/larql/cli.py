@@ -184,9 +184,7 @@ def _read_prompt(prompt: str | None, file: Path | None) -> str:
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        raise InputError(
-            f"{file or 'stdin'} is not UTF-8 text: byte {error.start} is {data[error.start]:#04x}"
-        ) from error
+        raise InputError(f"{file or 'stdin'} is not UTF-8 text (byte {error.start})") from error
     return text.removesuffix("\n").removesuffix("\r")
 
 

@@ -31,21 +31,17 @@ _RULES: dict[str, tuple[type, Callable[[Any], bool], str]] = {
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """How to choose tokens and when to end. Raises InputError for a value that makes no sense.
-
-    Temperature 0 takes the most likely token. Without a seed every run draws differently. The text ends before the
-    first of the `stop` strings. `logprobs` keeps the natural logarithm of each token's probability.
-    """
+    """How to choose tokens and when to end. Raises InputError for a value that makes no sense."""
 
     max_tokens: int = 128
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repeat_penalty: float = 1.0
-    seed: int | None = None
-    stop: str | Sequence[str] = ()
-    logprobs: bool = False
+    temperature: float = 0.0  # 0 takes the most likely token
+    top_k: int = 0  # draw from so many tokens; 0 is off
+    top_p: float = 1.0  # draw from the most likely tokens that have this probability together; 1 is off
+    min_p: float = 0.0  # draw from tokens with at least this share of the highest probability; 0 is off
+    repeat_penalty: float = 1.0  # above 1, tokens of the last 64 become less likely; 1 is off
+    seed: int | None = None  # None draws differently each time
+    stop: str | Sequence[str] = ()  # the text ends before any of these
+    logprobs: bool = False  # keep the natural logarithm of the model's probability of each token
 
     def __post_init__(self) -> None:
         for name, (kind, makes_sense, must) in _RULES.items():

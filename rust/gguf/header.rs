@@ -1,10 +1,9 @@
 //! The part of a GGUF file before the tensor data: pure functions of bytes, no files.
 
-use std::collections::HashSet;
-use std::fmt;
-
 use crate::error::{Result, model_error};
 use crate::quant::DType;
+use std::collections::HashSet;
+use std::fmt;
 
 /// What the format prescribes where `general.alignment` is absent.
 const DEFAULT_ALIGNMENT: u64 = 32;

@@ -1,8 +1,5 @@
 //! Files are built byte by byte, so that every field can be wrong on its own.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
 use super::*;
 use crate::quant::DType;
 

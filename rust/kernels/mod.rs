@@ -5,6 +5,8 @@
 
 pub mod math;
 mod scalar;
+#[cfg(test)]
+mod tests;
 
 pub use math::LANES;
 use math::Lanes;

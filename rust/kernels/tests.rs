@@ -1,0 +1,259 @@
+//! Every table against the scalar one, bit for bit, and against f64.
+
+use super::*;
+use crate::quant::{DType, blocks};
+
+/// A small random number generator (xorshift64*), so that every run sees the same cases.
+struct Rng(u64);
+
+impl Rng {
+    fn bits(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// Uniform in -1..1.
+    fn uniform(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+
+    fn vector(&mut self, len: usize) -> Vec<f32> {
+        (0..len).map(|_| self.uniform()).collect()
+    }
+
+    /// Random blocks whose scales are finite: half-precision fields get a small exponent.
+    fn weights(&mut self, dtype: DType, n_blocks: usize) -> Vec<u8> {
+        let mut bytes: Vec<u8> = (0..n_blocks * dtype.block_bytes()).map(|_| self.bits() as u8).collect();
+        let halves: &[usize] = match dtype {
+            DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 2],
+            DType::Q6_K => &[208],
+            _ => &[0],
+        };
+        for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+            match dtype {
+                DType::F32 => block.copy_from_slice(&self.uniform().to_le_bytes()),
+                DType::BF16 => block.copy_from_slice(&self.uniform().to_le_bytes()[2..]),
+                _ => halves.iter().for_each(|at| block[at + 1] = block[at + 1] & 0x83 | 0x28),
+            }
+        }
+        bytes
+    }
+}
+
+/// Quantised columns that own their data.
+struct Quantised {
+    stride: usize,
+    quants: Vec<i8>,
+    scales: Vec<f32>,
+    sums: Vec<f32>,
+}
+
+impl Quantised {
+    fn new(kernels: &Kernels, x: &[f32], cols: usize) -> Self {
+        let (n, stride) = (x.len() / cols, cols.next_multiple_of(GROUP));
+        let n_blocks = stride / QUANT_BLOCK;
+        let mut all = Self {
+            stride,
+            quants: vec![99; n * stride],
+            scales: vec![f32::NAN; n * n_blocks],
+            sums: vec![f32::NAN; n * n_blocks],
+        };
+        for c in 0..n {
+            let mut row = QuantisedRow {
+                quants: &mut all.quants[c * stride..(c + 1) * stride],
+                scales: &mut all.scales[c * n_blocks..(c + 1) * n_blocks],
+                sums: &mut all.sums[c * n_blocks..(c + 1) * n_blocks],
+            };
+            (kernels.quantise)(&x[c * cols..(c + 1) * cols], &mut row);
+        }
+        all
+    }
+
+    fn rows(&self) -> QuantisedRows<'_> {
+        QuantisedRows { stride: self.stride, quants: &self.quants, scales: &self.scales, sums: &self.sums }
+    }
+
+    /// Column c as the numbers that the integers stand for.
+    fn column(&self, c: usize, cols: usize) -> Vec<f32> {
+        let quants = &self.quants[c * self.stride..][..cols];
+        let scales = &self.scales[c * self.stride / QUANT_BLOCK..];
+        quants.iter().enumerate().map(|(k, q)| f32::from(*q) * scales[k / QUANT_BLOCK]).collect()
+    }
+}
+
+fn same_bits(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+/// The product in f64, and the sum of the magnitudes of its terms.
+fn exact_dot(w: &[f32], x: &[f32]) -> (f64, f64) {
+    w.iter().zip(x).fold((0.0, 0.0), |(sum, size), (w, x)| {
+        let term = f64::from(*w) * f64::from(*x);
+        (sum + term, size + term.abs())
+    })
+}
+
+/// Cases of a format: columns around the ends of blocks and groups.
+fn widths(dtype: DType) -> Vec<usize> {
+    let whole_blocks = [1, 2, 3, 7, 8, 9, 11, 20].map(|n| n * dtype.block_len());
+    let odd = if dtype.is_quantised() { vec![] } else { vec![15, 17, 255, 257, 600] };
+    whole_blocks.into_iter().chain(odd).collect()
+}
+
+#[test]
+fn products_have_the_scalar_bits_and_are_close_to_f64() {
+    let mut rng = Rng(7);
+    for dtype in DType::all() {
+        for cols in widths(dtype) {
+            for n_rows in [1, 3, LANES - 1, LANES] {
+                let bytes = rng.weights(dtype, n_rows * cols / dtype.block_len());
+                let w = WeightRows { dtype, cols, bytes: &bytes };
+                let mut decoded = vec![0.0; n_rows * cols];
+                blocks::decode(dtype, &bytes, &mut decoded);
+                for n in [1, 2, 3, 4, 5, 8, 9, 16, 33] {
+                    check_products(&w, &decoded, &rng.vector(n * cols), n);
+                }
+            }
+        }
+    }
+}
+
+fn check_products(w: &WeightRows, decoded: &[f32], x: &[f32], n: usize) {
+    let cols = w.cols;
+    let blank = vec![[f32::NAN; LANES]; n];
+    let (mut want_f32, mut want_int8) = (blank.clone(), blank.clone());
+    let quantised = Quantised::new(&SCALAR, x, cols);
+    (SCALAR.matmul_f32)(w, x, &mut want_f32);
+    if w.dtype.is_quantised() {
+        (SCALAR.matmul_int8)(w, &quantised.rows(), &mut want_int8);
+    }
+    for c in 0..n {
+        let int8 = quantised.column(c, cols);
+        for (r, row) in decoded.chunks_exact(cols).enumerate() {
+            let near = |got: f32, (sum, size): (f64, f64)| {
+                assert!((f64::from(got) - sum).abs() <= 1e-5 * size, "{:?} {cols} {n}: {got} {sum}", w.dtype);
+            };
+            near(want_f32[c][r], exact_dot(row, &x[c * cols..(c + 1) * cols]));
+            if w.dtype.is_quantised() {
+                // Scale times quant and minimum are summed apart here, so their sizes count, not their difference.
+                let (sum, size) = exact_dot(row, &int8);
+                near(want_int8[c][r], (sum, size + 16.0 * int8.iter().map(|x| f64::from(x.abs())).sum::<f64>()));
+            }
+        }
+    }
+    for table in &available()[1..] {
+        let mut got = blank.clone();
+        (table.matmul_f32)(w, x, &mut got);
+        assert!(same_bits(got.as_flattened(), want_f32.as_flattened()), "{} {:?}", table.isa, w.dtype);
+        if w.dtype.is_quantised() {
+            let other = Quantised::new(table, x, cols);
+            assert_eq!(other.quants, quantised.quants, "{}", table.isa);
+            assert!(same_bits(&other.scales, &quantised.scales) && same_bits(&other.sums, &quantised.sums));
+            let mut got = blank.clone();
+            (table.matmul_int8)(w, &quantised.rows(), &mut got);
+            assert!(same_bits(got.as_flattened(), want_int8.as_flattened()), "{} {:?}", table.isa, w.dtype);
+        }
+    }
+}
+
+#[test]
+fn quantising_keeps_within_half_a_step_and_survives_extremes() {
+    let mut rng = Rng(3);
+    for table in available() {
+        for size in [1.0, 1e-38, 1e-30, 1e5, 1e30] {
+            let x: Vec<f32> = rng.vector(300).iter().map(|v| v * size).collect();
+            let quantised = Quantised::new(table, &x, 300);
+            for (got, block) in quantised.column(0, 300).chunks(QUANT_BLOCK).zip(x.chunks(QUANT_BLOCK)) {
+                let max = math::max_abs(block);
+                let half_step = if max < 1e-35 { max } else { max / 127.0 * 0.5001 };
+                assert!(got.iter().zip(block).all(|(g, x)| (g - x).abs() <= half_step), "{} {size}", table.isa);
+            }
+            assert!(quantised.quants.iter().all(|q| *q != i8::MIN));
+            assert!(quantised.quants[300..].iter().all(|q| *q == 0));
+            assert!(quantised.scales.iter().chain(&quantised.sums).all(|v| v.is_finite()));
+        }
+        let zeros = Quantised::new(table, &[0.0; 40], 40);
+        assert!(zeros.quants.iter().all(|q| *q == 0) && zeros.scales.iter().all(|s| *s == 0.0));
+    }
+}
+
+#[test]
+fn vector_operations_have_the_scalar_bits_and_are_close_to_f64() {
+    let mut rng = Rng(5);
+    for len in [1, 2, 15, 16, 17, 64, 255, 640] {
+        let (x, y) = (rng.vector(len), rng.vector(len));
+        let square: f64 = x.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / len as f64;
+        let norm = |i: usize| f64::from(x[i]) / (square + 1e-6).sqrt() * f64::from(y[i]);
+        let silu = |i: usize| f64::from(x[i]) / (1.0 + (-f64::from(x[i])).exp()) * f64::from(y[i]);
+        let gelu = |i: usize| {
+            let v = f64::from(x[i]);
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (v + 0.044_715 * v.powi(3));
+            0.5 * v * (1.0 + inner.tanh()) * f64::from(y[i])
+        };
+        let cap = |i: usize| 0.7 * (f64::from(x[i]) / 0.7).tanh();
+        let run = |table: &Kernels| -> [Vec<f32>; 4] {
+            let mut out = [vec![f32::NAN; len], x.clone(), x.clone(), x.clone()];
+            (table.rms_norm)(&x, &y, 1e-6, &mut out[0]);
+            (table.gate_silu)(&mut out[1], &y);
+            (table.gate_gelu)(&mut out[2], &y);
+            (table.softcap)(&mut out[3], 0.7);
+            out
+        };
+        let want = run(&SCALAR);
+        let exact: [&dyn Fn(usize) -> f64; 4] = [&norm, &silu, &gelu, &cap];
+        for (want, exact) in want.iter().zip(exact) {
+            assert!((0..len).all(|i| (f64::from(want[i]) - exact(i)).abs() < 1e-6), "{len}");
+        }
+        for table in &available()[1..] {
+            assert!(run(table).iter().zip(&want).all(|(a, b)| same_bits(a, b)), "{} {len}", table.isa);
+        }
+    }
+}
+
+#[test]
+fn attention_has_the_scalar_bits_and_is_close_to_f64() {
+    let mut rng = Rng(9);
+    for dim in [4, 40, 64, 256] {
+        let n_tiles = 3;
+        let query: Vec<f32> = rng.vector(dim).iter().map(|v| v * 3.0).collect();
+        let keys = rng.vector(n_tiles * TILE * dim);
+        let values = rng.vector(n_tiles * TILE * dim);
+        for (first, end, softcap) in [(0, 1, None), (70, 192, None), (3, 130, Some(2.0)), (127, 129, None)] {
+            let run = |table: &Kernels| -> Vec<f32> {
+                let (mut out, mut scratch) = (vec![0.0; dim], vec![f32::NAN; dim]);
+                let mut state = SoftmaxState { max: f32::NEG_INFINITY, sum: 0.0, out: &mut out, scratch: &mut scratch };
+                for t in first / TILE..=(end - 1) / TILE {
+                    let tile = AttentionTile {
+                        query: &query,
+                        keys: &keys[t * TILE * dim..][..TILE * dim],
+                        values: &values[t * TILE * dim..][..TILE * dim],
+                        first: first.saturating_sub(t * TILE),
+                        end: (end - t * TILE).min(TILE),
+                        softcap,
+                    };
+                    (table.attend)(&tile, &mut state);
+                }
+                let sum = state.sum;
+                out.iter().map(|v| v / sum).collect()
+            };
+            let want = run(&SCALAR);
+            let score = |p: usize| -> f64 {
+                let lane = |d: usize| keys[p / LANES * LANES * dim + d * LANES + p % LANES];
+                let s: f64 = (0..dim).map(|d| f64::from(query[d]) * f64::from(lane(d))).sum();
+                softcap.map_or(s, |c: f32| f64::from(c) * (s / f64::from(c)).tanh())
+            };
+            let weights: Vec<f64> = (first..end).map(|p| score(p).exp()).collect();
+            let total: f64 = weights.iter().sum();
+            for (d, got) in want.iter().enumerate() {
+                let value = |p: usize| f64::from(values[p * dim + d]);
+                let exact = (first..end).zip(&weights).map(|(p, w)| w * value(p)).sum::<f64>() / total;
+                assert!((f64::from(*got) - exact).abs() < 1e-5, "{dim} {first}..{end}: {got} {exact}");
+            }
+            for table in &available()[1..] {
+                assert!(same_bits(&run(table), &want), "{} {dim} {first}..{end}", table.isa);
+            }
+        }
+    }
+}

@@ -1,0 +1,359 @@
+"""Which module may use which, in Rust and in Python, and what must not appear where.
+
+The tables are the rules; ARCHITECTURE.md says why. The scanners read text and syntax trees only: they import nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# A top-level Rust module (with its submodules) to the modules it may use.
+RUST = {
+    "error": "",
+    "config": "error",
+    "quant": "error",
+    "kernels": "quant error",
+    "gguf": "quant error",
+    "weights": "gguf kernels quant config error",
+    "team": "error",
+    "sampler": "error",
+    "matmul": "team weights kernels",
+    "ops": "config",
+    "kv_cache": "kernels config error",
+    "attention": "kv_cache team kernels",
+    "model": "attention kv_cache ops matmul team weights kernels quant config error",
+    "engine": "model attention kv_cache team weights gguf kernels config error",
+    "python": "engine kv_cache matmul sampler team weights gguf quant kernels config error",
+}
+# Single items that are used against the direction: (user, module, item).
+RUST_EXCEPTIONS = {
+    ("attention", "engine", "BatchItem"),
+    ("model", "engine", "BatchItem"),
+}
+
+# The same for Python; imports that only the type checker sees count too. Every module may import `larql.errors`.
+PYTHON = {
+    "errors": "",
+    "config": "",
+    "families": "config",
+    "cache": "",
+    "packaged": "cache",
+    "source": "packaged families _core",
+    "pretokenizers": "",
+    "tokenizer": "pretokenizers",
+    "session": "_core",
+    "generate": "session tokenizer _core",
+    "model": "generate session tokenizer source families _core",
+    "inspect": "model source",
+    "__init__": "model generate session _core",
+    "cli": "inspect model generate tokenizer source _core",
+}
+# The modules at the end of the chains: nothing imports them.
+PYTHON_ENDS = {"__init__", "cli"}
+
+
+class Absence(NamedTuple):
+    """Code that may appear in the named files only; a name that ends with / is a folder."""
+
+    what: str
+    pattern: str
+    allowed: str
+    in_tests: bool = True  # whether it holds in Rust's test code, too
+    in_strings: bool = False
+
+
+RUST_ABSENCES = (
+    Absence("only python.rs knows Python", r"\b(pyo3|numpy|Py[A-Z]\w*)\b", "python.rs"),
+    Absence("only team.rs starts threads", r"\brayon\b|\bthread\s*::", "team.rs"),
+    Absence("only gguf.rs reads files", r"\bmemmap2\b|\bFile\s*::|\bfs\s*::", "gguf.rs gguf/"),
+    Absence(
+        "only the kernels know instruction sets",
+        r"\b(std|core)\s*::\s*(arch|simd)\b|\btarget_(feature|arch)\b|\bis_\w+_feature_detected\b|\basm!",
+        "kernels/",
+    ),
+    Absence(
+        "unsafe code is in few files",
+        r"\bunsafe\b",
+        "attention.rs gguf.rs kernels/mod.rs matmul.rs quant/blocks.rs team.rs",
+    ),
+    Absence("settings of the process are read in few places", r"\benv\s*::", "team.rs kernels/mod.rs gguf/tests.rs"),
+    Absence("no code knows a model family", r"(?i)gemma|qwen|llama|smollm", "", in_tests=False, in_strings=True),
+    Absence("the library prints nothing", r"\b(e?print(ln)?|dbg)!", "", in_tests=False),
+    Absence(
+        "functions of the platform's mathematics library differ by a bit between machines",
+        r"\.\s*(exp|exp2|exp_m1|ln|ln_1p|log|log2|log10|powf|powi|sin|cos|tan|sin_cos|sinh|cosh|tanh|cbrt|hypot)\(",
+        "",
+        in_tests=False,
+    ),
+)
+
+PYTHON_ABSENCES = (
+    # Patterns are matched with imported modules, dotted.
+    Absence("only cli.py talks to a terminal", r"typer(\..*)?|rich(\..*)?", "cli.py"),
+    Absence("only the tokenizer knows the tokenizers package", r"tokenizers(\..*)?", "tokenizer.py pretokenizers.py"),
+    Absence(
+        "nothing here opens the network or starts programs",
+        r"(socket|ssl|http|urllib|requests|httpx|subprocess|multiprocessing|threading|concurrent)(\..*)?",
+        "",
+    ),
+)
+
+
+class Use(NamedTuple):
+    """One module's use of another: where it stands, and what of it is used."""
+
+    line: int
+    module: str
+    item: str
+
+
+# Rust
+
+
+def blank(source: str, start: int, end: int) -> str:
+    """`source` with spaces instead of everything but line ends from `start` to `end`."""
+    return source[:start] + re.sub(r"[^\n]", " ", source[start:end]) + source[end:]
+
+
+def rust_code(source: str, *, strings: bool = False) -> str:
+    """Rust source without comments, and without the text of strings unless `strings`; lines keep their numbers."""
+    token = re.compile(
+        r"""//[^\n]* | /\*.*?\*/ | b?r(\#*)".*?"\1 | b?"(?:[^"\\]|\\.)*" | b?'(?:[^'\\\n]|\\[^\n]{1,9}?)'""",
+        re.VERBOSE | re.DOTALL,
+    )
+    for match in token.finditer(source):
+        if match[0].startswith("/") or not strings:
+            source = blank(source, *match.span())
+    return source
+
+
+def without_tests(code: str) -> str:
+    """Code from `rust_code` without its `#[cfg(test)]` modules."""
+    while match := re.search(r"#\[cfg\(test\)\]\s*mod\s+\w+\s*\{", code):
+        depth, end = 1, match.end()
+        while depth and end < len(code):
+            depth += {"{": 1, "}": -1}.get(code[end], 0)
+            end += 1
+        code = blank(code, match.start(), end)
+    return code
+
+
+def rust_module(path: Path) -> str:
+    """The top-level module that a file, relative to rust/, belongs to."""
+    return path.with_suffix("").parts[0]
+
+
+def rust_uses(code: str, module: str) -> Iterator[Use]:
+    """The uses of other top-level modules in code from `rust_code`, through `crate::` and `super::`."""
+    for match in re.finditer(r"(?<!\$)\b(?:crate\s*::\s*|(?:super\s*::\s*)+)(?!super)", code):
+        line = code.count("\n", 0, match.start()) + 1
+        for used, items in path_heads(code[match.end() :]):
+            if match[0].startswith("super") and used not in RUST:
+                continue  # something of the module itself
+            if used != module:
+                yield from (Use(line, used, item) for item in items)
+
+
+def path_heads(text: str) -> Iterator[tuple[str, list[str]]]:
+    """The first segments of the paths at the start of `text`, which may be a group, each with the second ones."""
+    for path in group(text) if text.startswith("{") else [text]:
+        head = re.match(r"\s*(?:r#)?(\w+|\*)\s*(?:::\s*)?", path)
+        assert head, f"not a path: {path[:40]!r}"
+        rest = path[head.end() :]
+        if rest.startswith("{"):
+            items = [item.split()[0].split(":")[0] for item in group(rest) if item.strip()]
+        else:
+            second = re.match(r"\w+|\*", rest) if head[0].rstrip().endswith("::") else None
+            items = [second[0] if second else "self"]
+        yield head[1], items
+
+
+def group(text: str) -> list[str]:
+    """The elements of the `{..}` group that `text` starts with."""
+    depth, start, elements = 0, 1, []
+    for i, character in enumerate(text):
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if depth == 0 or (depth == 1 and character == ","):
+            elements.append(text[start:i])
+            start = i + 1
+        if depth == 0:
+            break
+    return [element for element in elements if element.strip()]
+
+
+def rust_violations(path: Path, source: str) -> Iterator[str]:
+    """What is wrong in a file of rust/, `path` relative to it, as file:line and the rule."""
+    module, code = rust_module(path), rust_code(source)
+    if module != "lib":
+        if module not in RUST:
+            yield f"rust/{path}:1: module {module} is not in the table of this test"
+            return
+        for use in rust_uses(code, module):
+            if use.module not in RUST[module].split() and (module, *use[1:]) not in RUST_EXCEPTIONS:
+                yield f"rust/{path}:{use.line}: {module} may not use {use.module} ({use.item})"
+    is_test = path.stem == "tests"
+    for rule in RUST_ABSENCES:
+        if allowed(path, rule) or (is_test and not rule.in_tests):
+            continue
+        text = rust_code(source, strings=rule.in_strings)
+        for match in re.finditer(rule.pattern, text if rule.in_tests else without_tests(text)):
+            line = source.count("\n", 0, match.start()) + 1
+            yield f"rust/{path}:{line}: {match[0]!r}, but {rule.what}"
+
+
+def allowed(path: Path, rule: Absence) -> bool:
+    names = rule.allowed.split()
+    return any(path.as_posix() == name or (name[-1] == "/" and path.as_posix().startswith(name)) for name in names)
+
+
+# Python
+
+
+def python_module(path: Path) -> str:
+    """The module of larql, or the package in it, that a file, relative to python/larql, belongs to."""
+    return path.with_suffix("").parts[0]
+
+
+def python_imports(source: str) -> Iterator[tuple[int, str]]:
+    """Every import statement of a file, wherever it stands: line, and module, dotted."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            names = [alias.name for alias in node.names] if base == "larql" else []
+            yield from ((node.lineno, f"larql.{name}") for name in names)
+            if not names:
+                yield node.lineno, base
+
+
+def python_violations(path: Path, source: str) -> Iterator[str]:
+    """What is wrong in a file of python/larql, `path` relative to it, as file:line and the rule."""
+    module, place = python_module(path), f"python/larql/{path}"
+    if module not in PYTHON:
+        yield f"{place}:1: module {module} is not in the table of this test"
+        return
+    may_use = {module, "errors", *PYTHON[module].split()}
+    for line, name in python_imports(source):
+        parts = name.split(".")
+        if parts[0] == "":
+            yield f"{place}:{line}: relative import {name}; write larql.{name.lstrip('.')}"
+        elif parts[0] == "larql" and (parts[1] if len(parts) > 1 else "__init__") not in may_use:
+            yield f"{place}:{line}: {module} may not import {name}"
+        for rule in PYTHON_ABSENCES:
+            if re.fullmatch(rule.pattern, name) and not allowed(path, rule):
+                yield f"{place}:{line}: import of {name}, but {rule.what}"
+
+
+# Tests
+
+
+def assert_none(violations: Iterable[str]) -> None:
+    found = list(violations)
+    assert not found, "\n" + "\n".join(found)
+
+
+def in_tree(folder: str, suffix: str) -> list[tuple[Path, str]]:
+    base = ROOT / folder
+    files = sorted(base.rglob(f"*{suffix}"))
+    assert len(files) > 10, f"{folder} does not hold what it should"
+    return [(path.relative_to(base), path.read_text("utf-8")) for path in files]
+
+
+def test_rust() -> None:
+    assert_none(violation for file in in_tree("rust", ".rs") for violation in rust_violations(*file))
+
+
+def test_python() -> None:
+    assert_none(violation for file in in_tree("python/larql", ".py") for violation in python_violations(*file))
+
+
+def test_every_module_of_the_crate_is_in_the_table() -> None:
+    lib = rust_code((ROOT / "rust/lib.rs").read_text("utf-8"))
+    assert set(re.findall(r"\bmod\s+(\w+)\s*;", lib)) == set(RUST)
+
+
+@pytest.mark.parametrize("table", [RUST, PYTHON], ids=["rust", "python"])
+def test_the_directions_have_no_circle(table: Mapping[str, str]) -> None:
+    graph = {module: used.split() for module, used in table.items()}
+    order = list(TopologicalSorter(graph).static_order())  # raises CycleError
+    unknown = set(order) - set(table) - {"_core"}
+    assert not unknown
+    assert not PYTHON_ENDS & {used for users in graph.values() for used in users}
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "line"),
+    [
+        ("kernels/scalar.rs", "use crate::quant::DType;\nuse crate::model::Forward;", 2),
+        ("ops.rs", "use crate::{\n    config::RopeConfig,\n    engine::{self, Engine},\n};", 1),
+        ("team.rs", "fn f() {\n    crate::sampler::go()\n}", 2),
+        ("quant/blocks.rs", "\nuse super::super::gguf::Gguf;", 2),
+        ("ops.rs", "use super::{matmul, config};", 1),
+        ("weights.rs", "mod tests {\n    use crate::attention;\n}", 2),
+        ("attention.rs", "use crate::engine::{BatchItem, Engine};", 1),
+        ("attention.rs", "use crate::*;", 1),
+        ("new.rs", "", 1),
+        ("engine.rs", "/* a\n comment */ use pyo3::prelude::*;", 2),
+        ("model.rs", "fn f() {\n    std::thread::spawn(|| ());\n}", 2),
+        ("matmul.rs", "use rayon::prelude::*;", 1),
+        ("weights.rs", "let x = std::fs::File::open(path);", 1),
+        ("matmul.rs", '#[target_feature(enable = "avx2")]', 1),
+        ("ops.rs", "let s = 'a';\nunsafe { f() }", 2),
+        ("engine.rs", 'let x = std::env::var("X");', 1),
+        ("model.rs", 'if name == "gemma3" {}', 1),
+        ("engine.rs", 'println!("{x}");', 1),
+        ("ops.rs", "#[cfg(test)]\nmod tests { fn f() { 1.0.sin(); } }\nfn g(x: f64) -> f64 { x.sin() }", 3),
+    ],
+)
+def test_a_planted_violation_in_rust_is_found(path: str, source: str, line: int) -> None:
+    found = list(rust_violations(Path(path), source))
+    assert found
+    assert all(violation.startswith(f"rust/{path}:{line}: ") for violation in found)
+
+
+def test_what_rust_allows_passes() -> None:
+    source = """
+        //! crate::engine, pyo3, unsafe
+        use crate::{quant::DType, error};
+        use super::math;
+        /* use crate::model; */
+        const TEXT: &str = "crate::model \\" unsafe"; const RAW: &str = r#"a " unsafe"#; const QUOTE: char = '"';
+        fn f<'a>(x: &'a str) { $crate::error::Error::new(x) }
+        #[cfg(test)]
+        mod tests { fn f() { assert_eq!(1.0.exp(), 0.0); println!("gemma"); } }
+    """
+    assert_none(rust_violations(Path("kernels/scalar.rs"), source))
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "line"),
+    [
+        ("session.py", "import json\nfrom larql.cli import main", 2),
+        ("errors.py", "import larql.config", 1),
+        ("tokenizer.py", "from larql import errors, model", 1),
+        ("config.py", "def f():\n    from larql.families import gemma3", 2),
+        ("families/gemma3.py", "from larql.source import open_model", 1),
+        ("families/gemma3.py", "if TYPE_CHECKING:\n    from larql._core import Gguf", 2),
+        ("generate.py", "from larql import load", 1),
+        ("model.py", "import larql", 1),
+        ("model.py", "from .session import Session", 1),
+        ("new.py", "", 1),
+        ("model.py", "import typer", 1),
+        ("model.py", "from tokenizers.models import BPE", 1),
+        ("cache.py", "import urllib.request", 1),
+    ],
+)
+def test_a_planted_violation_in_python_is_found(path: str, source: str, line: int) -> None:
+    found = list(python_violations(Path(path), source))
+    assert found
+    assert all(violation.startswith(f"python/larql/{path}:{line}: ") for violation in found)
