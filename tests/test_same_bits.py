@@ -6,7 +6,6 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -117,11 +116,11 @@ def test_in_a_fork_and_its_parent(engine: Engine, ids: list[int], want: Array) -
 
 
 @pytest.fixture(scope="module")
-def gemma(gemma_path: Path, precision: str) -> Iterator[tuple[Engine, list[int], Array]]:
+def gemma(gemma_path: Path, precision: str) -> tuple[Engine, list[int], Array]:
     engine = open_engine(gemma_path, precision, threads=2)
     ids = random.Random(3).choices(range(1000, 200_000), k=560)
     sequence = engine.new_sequence()
-    yield engine, ids, engine.forward([(sequence, i, token, i % SHOWN == 0) for i, token in enumerate(ids)])
+    return engine, ids, engine.forward([(sequence, i, token, i % SHOWN == 0) for i, token in enumerate(ids)])
 
 
 def test_a_real_model_past_its_window(gemma: tuple[Engine, list[int], Array], gemma_path: Path, precision: str) -> None:

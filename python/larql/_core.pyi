@@ -8,6 +8,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+__all__ = ["Engine", "Gguf", "Sampler", "Sequence", "__version__", "build_profile", "dequantize", "matvec"]
+
 __version__: str
 build_profile: str
 
@@ -65,7 +67,7 @@ class Sampler:
         logprobs: bool = False,
     ) -> Sampler: ...
     def observe(self, ids: Seq[int]) -> None:
-        """Adds tokens to the window (64) that the repetition penalty looks at; sampled tokens are added by themselves."""
+        """Adds tokens to the 64 that the repetition penalty looks at; sampled tokens are added by themselves."""
     def sample(self, logits: NDArray[np.float32]) -> int:
         """The next token for one row of logits [vocab]."""
     @property

@@ -95,6 +95,9 @@ class Session:
             raise ContextError(
                 f"{held + len(new)} tokens do not fit in a context of {self.context}", held + len(new), self.context
             )
+        if len(new) > 1:
+            # A prompt begins: where people come back to, so truncating to here should stay cheap.
+            self._sequence.snapshot()
         n_body = (len(new) - 1) // PREFILL_CHUNK * PREFILL_CHUNK
         # One forward changes nothing when it fails; of several, the first ones work on a copy.
         sequence = self._sequence.fork() if n_body else self._sequence
