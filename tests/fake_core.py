@@ -14,11 +14,12 @@ Rule = Callable[[list[int]], int]  # all tokens so far to the next one
 
 
 class FakeSequence:
-    """Tokens of one sequence; with a window, going back forgets all, as a window that has moved on does."""
+    """Tokens of one sequence; with a window, going back forgets all since the last snapshot before there."""
 
     def __init__(self, window: bool) -> None:
         self.ids: list[int] = []
         self.window = window
+        self.snapshots = [0]
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -26,11 +27,16 @@ class FakeSequence:
     def fork(self) -> FakeSequence:
         other = FakeSequence(self.window)
         other.ids = list(self.ids)
+        other.snapshots = list(self.snapshots)
         return other
+
+    def snapshot(self) -> None:
+        self.snapshots.append(len(self.ids))
 
     def truncate(self, length: int) -> int:
         if length < len(self.ids):
-            self.ids = [] if self.window else self.ids[:length]
+            self.snapshots = [n for n in self.snapshots if n <= length]
+            self.ids = self.ids[: self.snapshots[-1] if self.window else length]
         return len(self.ids)
 
 
