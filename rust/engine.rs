@@ -7,6 +7,7 @@ use crate::gguf::Gguf;
 use crate::kernels::{self, Kernels};
 use crate::kv_cache::{KvLayout, KvType, Sequence};
 use crate::model::{Forward, Model, Scratch, Watch};
+use crate::profile::{Profile, Stage};
 use crate::team::{Team, thread_count};
 use crate::weights::Weights;
 use std::collections::HashMap;
@@ -141,6 +142,16 @@ impl Engine {
         &self.layout
     }
 
+    /// Starts (from zero) or ends the measuring of stages.
+    pub fn set_profiling(&mut self, on: bool) {
+        self.scratch.profile = Profile::new(on);
+    }
+
+    /// Seconds that forwards have spent in each stage since profiling was turned on.
+    pub fn profile(&self) -> Vec<(&'static str, f64)> {
+        self.scratch.profile.seconds()
+    }
+
     /// Feeds a batch and returns what `finish` makes of the wanted logits [wanted, vocab_size], in batch order.
     ///
     /// `watch` sees the residual stream [batch, hidden_size] after the embedding and after each layer.
@@ -162,10 +173,14 @@ impl Engine {
         }
         let blocks = query_blocks(batch, sequences.len());
         let Self { model, kernels, team, scratch, .. } = self;
-        let outcome = team.enter(|crew| {
+        scratch.profile.start();
+        let outcome = team.enter(scratch.profile.is_on(), |crew| {
             let forward = Forward { model, kernels, crew };
-            forward.run(sequences, batch, &blocks, scratch, watch).and_then(finish)
+            let result = forward.run(sequences, batch, &blocks, scratch, watch).and_then(finish);
+            scratch.profile.lap(Stage::Sampling, crew);
+            result
         });
+        self.scratch.profile.finish();
         for (sequence, n) in sequences.iter_mut().zip(&n_new) {
             if outcome.is_ok() {
                 sequence.commit(*n);

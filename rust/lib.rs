@@ -17,6 +17,8 @@ pub mod ops;
 pub mod matmul;
 pub mod sampler;
 pub mod team;
+pub mod profile;
+pub mod roofline;
 pub mod weights;
 pub mod gguf;
 pub mod quant;

@@ -8,6 +8,7 @@ use crate::kernels::Kernels;
 use crate::kv_cache::Sequence;
 use crate::matmul::{Activations, Product, matmul};
 use crate::ops::{Rope, Turn};
+use crate::profile::{Profile, Stage};
 use crate::quant::blocks;
 use crate::team::Crew;
 use crate::weights::Weights;
@@ -61,6 +62,8 @@ pub struct Scratch {
     update: Vec<f32>,
     /// Rotations of each distinct RoPE [ropes][n, pairs].
     turns: Vec<Vec<Turn>>,
+    /// Where the time goes.
+    pub profile: Profile,
 }
 
 impl Scratch {
@@ -77,6 +80,7 @@ impl Scratch {
             up: Vec::new(),
             update: Vec::new(),
             turns: Vec::new(),
+            profile: Profile::default(),
         }
     }
 }
@@ -111,7 +115,9 @@ impl Forward<'_> {
         watch: &mut Watch,
     ) -> Result<Vec<f32>> {
         self.embed(batch, scratch);
+        scratch.profile.lap(Stage::Embed, self.crew);
         self.compute_turns(batch, scratch);
+        scratch.profile.lap(Stage::Attention, self.crew);
         watch(&scratch.residual)?;
         for layer in 0..self.model.config.layers.len() {
             self.attention_block(layer, sequences, batch, blocks, scratch);
@@ -162,6 +168,7 @@ impl Forward<'_> {
             Product { weight: &w.v_proj, bias: bias(2), out: &mut s.v },
         ];
         matmul(self.crew, self.kernels, &s.inputs, &mut products);
+        s.profile.lap(Stage::Projections, self.crew);
 
         let rope_idx = self.model.layer_ropes[layer];
         let norm = |i: usize| w.qk_norm.as_ref().map(|norms| norms[i].as_slice());
@@ -189,8 +196,10 @@ impl Forward<'_> {
         s.inputs.fill(self.crew, self.kernels, batch.len(), width, |i, row| {
             row.copy_from_slice(&attended[i * width..][..width]);
         });
+        s.profile.lap(Stage::Attention, self.crew);
         let mut products = [Product { weight: &w.o_proj, bias: None, out: &mut s.update }];
         matmul(self.crew, self.kernels, &s.inputs, &mut products);
+        s.profile.lap(Stage::Projections, self.crew);
         self.add_update(w.post_attention_norm.as_deref(), s);
     }
 
@@ -205,6 +214,7 @@ impl Forward<'_> {
             Product { weight: &w.up_proj, bias: None, out: &mut s.up },
         ];
         matmul(self.crew, self.kernels, &s.inputs, &mut products);
+        s.profile.lap(Stage::Ffn, self.crew);
 
         let width = config.intermediate_size;
         let apply_gate = match config.activation {
@@ -218,6 +228,7 @@ impl Forward<'_> {
         });
         let mut products = [Product { weight: &w.down_proj, bias: None, out: &mut s.update }];
         matmul(self.crew, self.kernels, &s.inputs, &mut products);
+        s.profile.lap(Stage::Ffn, self.crew);
         self.add_update(w.post_ffn_norm.as_deref(), s);
     }
 
@@ -228,6 +239,7 @@ impl Forward<'_> {
         s.inputs.fill(self.crew, self.kernels, residual.len() / hidden, hidden, |i, row| {
             self.rms_norm(&residual[i * hidden..][..hidden], weight, row);
         });
+        s.profile.lap(Stage::Norms, self.crew);
     }
 
     /// residual += norm(update), or just update
@@ -240,6 +252,7 @@ impl Forward<'_> {
             });
         }
         (self.kernels.add)(&mut s.residual, &s.update);
+        s.profile.lap(Stage::Norms, self.crew);
     }
 
     /// Normalises (if the model does), turns and scales every head of rows of `width` elements.
@@ -282,8 +295,10 @@ impl Forward<'_> {
         s.inputs.fill(self.crew, self.kernels, wanted.len(), hidden, |i, row| {
             self.rms_norm(&residual[wanted[i] * hidden..][..hidden], &weights.norm, row);
         });
+        s.profile.lap(Stage::Norms, self.crew);
         let mut products = [Product { weight: weights.lm_head(), bias: None, out: &mut logits }];
         matmul(self.crew, self.kernels, &s.inputs, &mut products);
+        s.profile.lap(Stage::LmHead, self.crew);
         if let Some(cap) = config.logit_softcap {
             self.crew.for_rows(&mut logits, config.vocab_size, |_, row| (self.kernels.softcap)(row, cap));
         }

@@ -10,6 +10,7 @@ use crate::kernels;
 use crate::kv_cache;
 use crate::matmul::{Activations, Product, matmul};
 use crate::quant::{DType, blocks};
+use crate::roofline;
 use crate::sampler::{self, SamplerConfig};
 use crate::team::{Team, thread_count};
 use crate::weights::Weight;
@@ -365,6 +366,18 @@ impl Engine {
         })
     }
 
+    fn set_profiling(&self, py: Python<'_>, on: bool) {
+        py.detach(|| lock(&self.engine).set_profiling(on));
+    }
+
+    fn profile<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        for (stage, seconds) in py.detach(|| lock(&self.engine).profile()) {
+            dict.set_item(stage, seconds)?;
+        }
+        Ok(dict)
+    }
+
     #[allow(clippy::type_complexity)] // the two arrays of the Python signature
     fn trace<'py>(
         &self,
@@ -420,7 +433,7 @@ fn matvec<'py>(
     let kernels = kernels::choose()?;
     let mut out = Vec::new();
     py.detach(|| {
-        team.enter(|crew| {
+        team.enter(false, |crew| {
             let mut inputs = Activations::new(fast);
             inputs.fill(crew, kernels, x.len() / cols, cols, |i, row| row.copy_from_slice(&x[i * cols..][..cols]));
             matmul(crew, kernels, &inputs, &mut [Product { weight: &weight, bias: None, out: &mut out }]);
@@ -430,6 +443,19 @@ fn matvec<'py>(
     let rows = weight.rows;
     let shape = if shape.len() == 1 { vec![rows] } else { vec![shape[0], rows] };
     out.into_pyarray(py).reshape(shape)
+}
+
+#[pyfunction]
+#[pyo3(signature = (buffer, *, threads, prefetch))]
+fn measure_read(py: Python<'_>, buffer: PyReadonlyArray1<'_, u8>, threads: usize, prefetch: bool) -> PyResult<f64> {
+    let buffer = buffer.as_slice()?;
+    Ok(py.detach(|| roofline::read_seconds(buffer, threads, prefetch))?)
+}
+
+#[pyfunction]
+#[pyo3(signature = (kind, *, threads))]
+fn measure_peak(py: Python<'_>, kind: &str, threads: usize) -> PyResult<f64> {
+    Ok(py.detach(|| roofline::peak(kind, threads))?)
 }
 
 /// An unknown type name is the caller's mistake here, not the model's.
@@ -446,5 +472,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<Sampler>()?;
     m.add_class::<Engine>()?;
     m.add_function(wrap_pyfunction!(dequantize, m)?)?;
-    m.add_function(wrap_pyfunction!(matvec, m)?)
+    m.add_function(wrap_pyfunction!(matvec, m)?)?;
+    m.add_function(wrap_pyfunction!(measure_read, m)?)?;
+    m.add_function(wrap_pyfunction!(measure_peak, m)?)
 }

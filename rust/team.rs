@@ -11,6 +11,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 /// Environment variable that overrides the default thread count.
 const THREADS_VAR: &str = "LARQL_NUM_THREADS";
@@ -79,18 +80,18 @@ impl Team {
             .map_err(|e| Error::Internal(format!("cannot start {} threads: {e}", n_threads - 1)))
     }
 
-    /// Runs `work` on the calling thread with the team at hand.
+    /// Runs `work` on the calling thread with the team at hand. `timed` measures how long that thread waits.
     ///
     /// # Errors
     /// What `work` returns, or `Error::Internal` when it or a worker panicked.
-    pub fn enter<R>(&mut self, work: impl FnOnce(&Crew) -> Result<R>) -> Result<R> {
+    pub fn enter<R>(&mut self, timed: bool, work: impl FnOnce(&Crew) -> Result<R>) -> Result<R> {
         if self.pid != std::process::id() {
             // The old pool's threads live in the parent only, so its drop would wait for ever.
             std::mem::forget(self.pool.take());
             self.pool = Self::start(self.n_threads)?;
             self.pid = std::process::id();
         }
-        let crew = Crew::new(self.n_threads);
+        let crew = Crew::new(self.n_threads, timed);
         let guarded = || {
             let _dismiss = Dismiss(&crew);
             catch_unwind(AssertUnwindSafe(|| work(&crew)))
@@ -134,13 +135,15 @@ pub struct Crew {
     job: UnsafeCell<Option<Job>>,
     panic: std::sync::Mutex<Option<Box<dyn std::any::Any + Send>>>,
     dismissed: AtomicBool,
+    /// Nanoseconds that the calling thread has waited for workers; None when that is not measured.
+    waited: Option<AtomicU64>,
 }
 
 // SAFETY: `job` is the only field that is not Sync by itself; the protocol above orders its writes and reads.
 unsafe impl Sync for Crew {}
 
 impl Crew {
-    fn new(n_threads: usize) -> Self {
+    fn new(n_threads: usize, timed: bool) -> Self {
         Self {
             n_threads,
             ticket: AtomicU64::new(0),
@@ -148,6 +151,7 @@ impl Crew {
             job: UnsafeCell::new(None),
             panic: std::sync::Mutex::new(None),
             dismissed: AtomicBool::new(false),
+            waited: timed.then(AtomicU64::default),
         }
     }
 
@@ -167,10 +171,7 @@ impl Crew {
         self.completed.store(0, Ordering::Relaxed);
         self.ticket.store(u64::from(n) << 32, Ordering::Release);
         while self.work() {}
-        let mut wait = Wait::default();
-        while self.completed.load(Ordering::Acquire) < n_chunks {
-            wait.pause();
-        }
+        self.wait_for(n_chunks);
         if let Some(panic) = self.panic.lock().expect("nothing panics while it holds this lock").take() {
             resume_unwind(panic);
         }
@@ -185,6 +186,22 @@ impl Crew {
             // SAFETY: each chunk takes its own row.
             f(i, unsafe { rows.part(i * row_len..(i + 1) * row_len) });
         });
+    }
+
+    /// How long the calling thread has waited for workers so far; zero when that is not measured.
+    pub fn waited(&self) -> Duration {
+        Duration::from_nanos(self.waited.as_ref().map_or(0, |waited| waited.load(Ordering::Relaxed)))
+    }
+
+    fn wait_for(&self, n_chunks: usize) {
+        let start = self.waited.as_ref().map(|waited| (waited, Instant::now()));
+        let mut wait = Wait::default();
+        while self.completed.load(Ordering::Acquire) < n_chunks {
+            wait.pause();
+        }
+        if let Some((waited, start)) = start {
+            waited.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        }
     }
 
     /// A worker's life during one forward.
@@ -272,7 +289,7 @@ mod tests {
             let mut team = Team::new(n_threads).unwrap();
             for n_chunks in [0, 1, 2, 7, 1000] {
                 let counts: Vec<_> = (0..n_chunks).map(|_| AtomicUsize::new(0)).collect();
-                let total = team.enter(|crew| {
+                let total = team.enter(false, |crew| {
                     for _ in 0..50 {
                         crew.run(n_chunks, &|i| {
                             counts[i].fetch_add(1, Ordering::Relaxed);
@@ -290,14 +307,14 @@ mod tests {
     fn a_panic_fails_the_forward_and_leaves_the_team_usable() {
         let mut team = Team::new(3).unwrap();
         for bad in [0, 99] {
-            let outcome: Result<()> = team.enter(|crew| {
+            let outcome: Result<()> = team.enter(false, |crew| {
                 crew.run(100, &|i| assert!(i != bad, "chunk {i} fails"));
                 Ok(())
             });
             assert!(matches!(outcome, Err(Error::Internal(text)) if text.contains("fails")));
         }
         let mut rows = vec![0; 60];
-        let outcome = team.enter(|crew| {
+        let outcome = team.enter(false, |crew| {
             crew.for_rows(&mut rows, 6, |i, row| row.fill(i));
             Ok(())
         });

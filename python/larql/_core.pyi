@@ -8,7 +8,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Engine", "Gguf", "Sampler", "Sequence", "__version__", "build_profile", "dequantize", "matvec"]
+__all__ = ["Engine", "Gguf", "Sampler", "Sequence", "__version__", "build_profile", "dequantize", "matvec", "measure_peak", "measure_read"]
 
 __version__: str
 build_profile: str
@@ -109,6 +109,15 @@ class Engine:
         """Feeds (sequence, position, token, want_logits) items; logits [wanted, vocab] in batch order."""
     def forward_sample(self, batch: Seq[tuple[Sequence, int, int, bool]], samplers: Seq[Sampler]) -> list[int]:
         """As forward, with one sampler for each wanted row; returns the sampled ids."""
+    def set_profiling(self, on: bool) -> None:
+        """Starts (from zero) or ends the measuring of a forward's stages; it costs about 1 % of a small model."""
+    def profile(self) -> dict[str, float]:
+        """Seconds that forwards have spent in each stage since profiling was turned on.
+
+        Stages: embed, norms (residual additions included), projections (of attention), attention (RoPE and K/V
+        writes included), ffn, lm_head, sampling, waiting (the calling thread for workers at the end of operations),
+        other. They add up to the time of the forwards.
+        """
     def trace(self, batch: Seq[tuple[Sequence, int, int, bool]]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """As forward, and the residual stream [layers + 1, tokens, width] after the embedding and each layer."""
 
@@ -119,3 +128,12 @@ def matvec(
     dtype: str, data: NDArray[np.uint8], x: NDArray[np.float32], *, precision: str = "fast", threads: int = 1
 ) -> NDArray[np.float32]:
     """Multiplies block rows [rows, row bytes] by x [columns] or [n, columns]: [rows] or [n, rows]."""
+
+def measure_read(buffer: NDArray[np.uint8], *, threads: int, prefetch: bool) -> float:
+    """Reads the whole buffer once, in equal parts by `threads` threads; seconds."""
+
+def measure_peak(kind: str, *, threads: int) -> float:
+    """Multiply-adds per second of all threads together for about a tenth of a second of work in registers.
+
+    `kind` is `f32` (fused multiply-add) or `int8` (8-bit products summed in 16 bits, the instruction set's best).
+    """

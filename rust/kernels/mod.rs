@@ -4,12 +4,14 @@
 //! tables give the same bits. Kernels know blocks, rows and columns; they know no model.
 
 pub mod math;
+mod peaks;
 mod scalar;
 #[cfg(test)]
 mod tests;
 
 pub use math::LANES;
 use math::Lanes;
+pub use peaks::READ_UNIT;
 pub use scalar::{AttentionTile, GROUP, QUANT_BLOCK, QuantisedRow, QuantisedRows, SoftmaxState, TILE, WeightRows};
 
 use crate::error::{Result, input_error};
@@ -17,68 +19,97 @@ use crate::error::{Result, input_error};
 /// Environment variable that forces an instruction set.
 const ISA_VAR: &str = "LARQL_ISA";
 
-macro_rules! kernel_tables {
-    ($( $(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?); )*) => {
-        /// The kernels of one instruction set. Holding a reference proves that this CPU can run them.
-        pub struct Kernels {
-            /// Name of the instruction set.
-            pub isa: &'static str,
-            $( $(#[$doc])* pub $name: fn($($ty),*), )*
-        }
-
-        static SCALAR: Kernels = Kernels { isa: "scalar", $($name: scalar::$name),* };
-
-        /// x86-64 with AVX2, FMA and F16C: Intel since Haswell (2013), AMD since Zen (2017).
-        #[cfg(target_arch = "x86_64")]
-        mod avx2 {
-            use super::*;
-
-            mod compiled {
-                use super::*;
-                $(
-                    #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2")]
-                    pub fn $name($($arg: $ty),*) { scalar::$name($($arg),*) }
-                )*
-            }
-            $(
-                fn $name($($arg: $ty),*) {
-                    // SAFETY: the table is only reachable through `table`, which has asked the CPU.
-                    unsafe { compiled::$name($($arg),*) }
-                }
-            )*
-            static TABLE: Kernels = Kernels { isa: "avx2", $($name),* };
-
-            pub fn table() -> Option<&'static Kernels> {
-                let has_all = is_x86_feature_detected!("avx2")
-                    && is_x86_feature_detected!("fma")
-                    && is_x86_feature_detected!("f16c")
-                    && is_x86_feature_detected!("bmi1")
-                    && is_x86_feature_detected!("bmi2");
-                has_all.then_some(&TABLE)
-            }
+/// Passes the list of kernels to a macro, after what is in the parentheses.
+macro_rules! with_kernel_list {
+    ($then:ident($($first:tt)*)) => {
+        $then! {
+            $($first)*
+            /// `out[c][r]` = row r of `w` (at most LANES rows, decoded to f32) times column c of `x` [columns, w.cols].
+            scalar fn matmul_f32(w: &WeightRows, x: &[f32], out: &mut [Lanes]) -> ();
+            /// The same with quantised weights and quantised columns, in integers block by block.
+            scalar fn matmul_int8(w: &WeightRows, x: &QuantisedRows, out: &mut [Lanes]) -> ();
+            /// Quantises `x` to int8 with one scale per QUANT_BLOCK elements.
+            scalar fn quantise(x: &[f32], out: &mut QuantisedRow) -> ();
+            /// `out` = `x` / sqrt(mean(x^2) + eps) * `weight` (Zhang and Sennrich, 2019).
+            scalar fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) -> ();
+            /// `gate` = silu(`gate`) * `up`
+            scalar fn gate_silu(gate: &mut [f32], up: &[f32]) -> ();
+            /// `gate` = gelu(`gate`) * `up`, GELU by its tanh approximation.
+            scalar fn gate_gelu(gate: &mut [f32], up: &[f32]) -> ();
+            /// `x` = cap * tanh(`x` / cap)
+            scalar fn softcap(x: &mut [f32], cap: f32) -> ();
+            /// `x` += `y`
+            scalar fn add(x: &mut [f32], y: &[f32]) -> ();
+            /// Merges the attention of one query over one tile of keys into `state`.
+            scalar fn attend(tile: &AttentionTile, state: &mut SoftmaxState) -> ();
+            /// The sum of `bytes` as 64-bit words, READ_UNIT bytes at a time: a plain loop of loads.
+            peaks fn read(bytes: &[u8]) -> u64;
+            /// The same, asking for memory ahead of the loads.
+            peaks fn read_prefetched(bytes: &[u8]) -> u64;
+            /// Runs so many rounds of fused multiply-adds in registers; returns how many multiply-adds these were.
+            peaks fn peak_f32(rounds: usize) -> usize;
+            /// The same with 8-bit products summed in 16 bits.
+            peaks fn peak_int8(rounds: usize) -> usize;
         }
     };
 }
 
-kernel_tables! {
-    /// `out[c][r]` = row r of `w` (at most LANES rows, decoded to f32) times column c of `x` [columns, w.cols].
-    fn matmul_f32(w: &WeightRows, x: &[f32], out: &mut [Lanes]);
-    /// The same with quantised weights and quantised columns, in integers block by block.
-    fn matmul_int8(w: &WeightRows, x: &QuantisedRows, out: &mut [Lanes]);
-    /// Quantises `x` to int8 with one scale per QUANT_BLOCK elements.
-    fn quantise(x: &[f32], out: &mut QuantisedRow);
-    /// `out` = `x` / sqrt(mean(x^2) + eps) * `weight` (Zhang and Sennrich, 2019).
-    fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]);
-    /// `gate` = silu(`gate`) * `up`
-    fn gate_silu(gate: &mut [f32], up: &[f32]);
-    /// `gate` = gelu(`gate`) * `up`, GELU by its tanh approximation.
-    fn gate_gelu(gate: &mut [f32], up: &[f32]);
-    /// `x` = cap * tanh(`x` / cap)
-    fn softcap(x: &mut [f32], cap: f32);
-    /// `x` += `y`
-    fn add(x: &mut [f32], y: &[f32]);
-    /// Merges the attention of one query over one tile of keys into `state`.
-    fn attend(tile: &AttentionTile, state: &mut SoftmaxState);
+macro_rules! define_kernels {
+    ($( $(#[$doc:meta])* $home:ident fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty; )*) => {
+        /// The kernels of one instruction set. Holding a reference proves that this CPU can run them.
+        pub struct Kernels {
+            /// Name of the instruction set.
+            pub isa: &'static str,
+            $( $(#[$doc])* pub $name: fn($($ty),*) -> $ret, )*
+        }
+
+        static SCALAR: Kernels = Kernels { isa: "scalar", $($name: $home::$name),* };
+    };
+}
+with_kernel_list!(define_kernels());
+
+/// Defines PORTABLE, a table of the portable kernels compiled for an instruction set. It may be used only where the
+/// CPU has the features.
+macro_rules! define_portable {
+    ($isa:literal $features:literal $( $(#[$doc:meta])* $home:ident fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty; )*) => {
+        mod compiled {
+            use super::*;
+            $(
+                #[target_feature(enable = $features)]
+                pub fn $name($($arg: $ty),*) -> $ret { $home::$name($($arg),*) }
+            )*
+        }
+        $(
+            fn $name($($arg: $ty),*) -> $ret {
+                // SAFETY: tables of this module are handed out only after asking the CPU.
+                unsafe { compiled::$name($($arg),*) }
+            }
+        )*
+        const PORTABLE: Kernels = Kernels { isa: $isa, $($name),* };
+    };
+}
+
+/// x86-64 with AVX2, FMA and F16C: Intel since Haswell (2013), AMD since Zen (2017).
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use super::*;
+
+    with_kernel_list!(define_portable("avx2" "avx2,fma,f16c,bmi1,bmi2"));
+
+    static TABLE: Kernels = Kernels {
+        // SAFETY: as for the portable kernels.
+        peak_int8: |rounds| unsafe { peaks::peak_int8_avx2(rounds) },
+        ..PORTABLE
+    };
+
+    pub fn table() -> Option<&'static Kernels> {
+        let has_all = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c")
+            && is_x86_feature_detected!("bmi1")
+            && is_x86_feature_detected!("bmi2");
+        has_all.then_some(&TABLE)
+    }
 }
 
 /// The tables that this CPU can run, slowest first.

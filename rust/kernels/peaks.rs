@@ -1,0 +1,106 @@
+//! Loops that do one thing as fast as the CPU can: what kernels are compared to.
+
+use super::math::{LANES, Lanes};
+use std::array::from_fn;
+use std::hint::black_box;
+
+/// Bytes that the reading loops take at a time.
+pub const READ_UNIT: usize = 256;
+/// How far ahead of the loads memory is asked for, bytes.
+const PREFETCH_DISTANCE: usize = 4096;
+
+/// The sum of `bytes` as 64-bit words: a plain loop of loads.
+#[inline(always)]
+pub fn read(bytes: &[u8]) -> u64 {
+    read_all(bytes, |_| ())
+}
+
+/// The same, asking for memory ahead of the loads.
+#[inline(always)]
+pub fn read_prefetched(bytes: &[u8]) -> u64 {
+    read_all(bytes, |unit| {
+        for line in 0..READ_UNIT / 64 {
+            prefetch(unit.as_ptr().wrapping_add(PREFETCH_DISTANCE + 64 * line));
+        }
+    })
+}
+
+#[inline(always)]
+fn read_all(bytes: &[u8], ahead: impl Fn(&[u8; READ_UNIT])) -> u64 {
+    let mut sums = [0_u64; READ_UNIT / 8];
+    for unit in bytes.as_chunks::<READ_UNIT>().0 {
+        ahead(unit);
+        for (sum, word) in sums.iter_mut().zip(unit.as_chunks::<8>().0) {
+            *sum = sum.wrapping_add(u64::from_le_bytes(*word));
+        }
+    }
+    sums.iter().fold(0, |total, sum| total.wrapping_add(*sum))
+}
+
+/// Asks for the cache line at `address`, which may lie outside any object; does nothing where there is no such
+/// instruction.
+#[inline(always)]
+fn prefetch(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: SSE belongs to x86-64, and a prefetch of any address has no effect that a program can see.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
+/// Runs `rounds` of fused multiply-adds on independent accumulators; returns how many multiply-adds these were.
+#[inline(always)]
+pub fn peak_f32(rounds: usize) -> usize {
+    const CHAINS: usize = 6;
+    let (a, b): (Lanes, Lanes) = (black_box([0.5; LANES]), black_box([0.25; LANES]));
+    let mut sums: [Lanes; CHAINS] = black_box([[1.0; LANES]; CHAINS]);
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            *sum = from_fn(|i| sum[i].mul_add(a[i], b[i]));
+        }
+    }
+    black_box(sums);
+    rounds * CHAINS * LANES
+}
+
+/// The same with 8-bit products summed in 16 bits.
+#[inline(always)]
+pub fn peak_int8(rounds: usize) -> usize {
+    const CHAINS: usize = 4;
+    let (a, b) = (black_box([3_i8; 2 * LANES]), black_box([5_i8; 2 * LANES]));
+    let mut sums: [[i16; LANES]; CHAINS] = black_box([[1; LANES]; CHAINS]);
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            *sum = from_fn(|i| {
+                let products =
+                    i16::from(a[2 * i]) * i16::from(b[2 * i]) + i16::from(a[2 * i + 1]) * i16::from(b[2 * i + 1]);
+                sum[i].wrapping_add(products)
+            });
+        }
+    }
+    black_box(sums);
+    rounds * CHAINS * 2 * LANES
+}
+
+/// `peak_int8` by `vpmaddubsw`: 32 products an instruction.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+pub fn peak_int8_avx2(rounds: usize) -> usize {
+    use std::arch::x86_64::{_mm256_add_epi8, _mm256_add_epi16, _mm256_maddubs_epi16, _mm256_set1_epi8};
+    const CHAINS: usize = 8;
+    let weights = black_box(_mm256_set1_epi8(3));
+    let mut sums = black_box([_mm256_set1_epi8(0); CHAINS]);
+    let mut values = black_box(_mm256_set1_epi8(5));
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            *sum = _mm256_add_epi16(*sum, _mm256_maddubs_epi16(weights, values));
+        }
+        // Other values in each round, or the compiler would multiply once.
+        values = _mm256_add_epi8(values, weights);
+    }
+    black_box(sums);
+    rounds * CHAINS * 32
+}
