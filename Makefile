@@ -9,7 +9,7 @@ demo:    ## set up and print what Gemma 3 270M makes of a few words
 test:    ## set up and run every check and every test
 lint:    ## run the checks alone: format, lints, types, the extension's stub
 format:  ## format the Rust and the Python code
-wheel:   ## build the wheel that would be published, into target/wheels
+wheel:   ## build the wheel that would be published, into target/dist
 fuzz:    ## search for GGUF headers that break the reader, for a minute
 
 demo test lint format wheel fuzz:

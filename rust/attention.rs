@@ -1,6 +1,6 @@
 //! Attention of a batch's queries over their sequences' cached keys and values.
 
-use crate::engine::BatchItem;
+use crate::batch::BatchItem;
 use crate::kernels::{AttentionTile, Kernels, SoftmaxState};
 use crate::kv_cache::{PAGE, Sequence};
 use crate::team::{Crew, Shared};

@@ -1,16 +1,15 @@
 //! The engine: a model, its workers and buffers, and the one operation `forward(batch)`.
 
 use crate::attention::query_blocks;
+use crate::batch::BatchItem;
 use crate::config::ModelConfig;
 use crate::error::{Error, Result, input_error};
-use crate::gguf::Gguf;
 use crate::kernels::{self, Kernels};
 use crate::kv_cache::{KvLayout, KvType, Sequence};
 use crate::model::{Forward, Model, Scratch, Watch};
 use crate::profile::{Profile, Stage};
 use crate::team::{Team, thread_count};
-use crate::weights::Weights;
-use std::collections::HashMap;
+use crate::weights::{Source, Weights};
 use std::sync::Arc;
 
 /// How numbers are represented on the way.
@@ -40,19 +39,6 @@ impl Precision {
     }
 }
 
-/// One token of a batch.
-#[derive(Debug, Clone, Copy)]
-pub struct BatchItem {
-    /// Index into the batch's sequences.
-    pub sequence: usize,
-    /// Position in the sequence; positions continue what the sequence holds.
-    pub position: usize,
-    /// Row of the embedding.
-    pub token: u32,
-    /// Whether the logits after this token are computed.
-    pub want_logits: bool,
-}
-
 /// What the engine may use.
 #[derive(Debug, Clone, Copy)]
 pub struct EngineOptions {
@@ -78,22 +64,16 @@ pub struct Engine {
 impl Engine {
     /// Checks a model's tensors against its config and starts the workers.
     ///
-    /// `names` maps the engine's tensor names (see `weights`) to the file's.
-    ///
     /// # Errors
     /// `Error::Model` for tensors that do not fit, `Error::Input` for options out of range.
-    pub fn new(
-        file: &Arc<Gguf>,
-        config: ModelConfig,
-        names: &HashMap<String, String>,
-        options: EngineOptions,
-    ) -> Result<Self> {
+    pub fn new(source: &Source, config: ModelConfig, options: EngineOptions) -> Result<Self> {
         let context = options.context.unwrap_or(config.context_length);
         if context == 0 || context > config.context_length {
             let limit = config.context_length;
             return Err(input_error!("context is {context}; this model holds from 1 to {limit} tokens"));
         }
-        let weights = Weights::load(file, &config, names)?;
+        let mut team = Team::new(thread_count(options.threads)?)?;
+        let weights = team.enter(false, |crew| Weights::load(crew, source, &config))?;
         let fast = options.precision == Precision::Fast;
         let kv_type = if fast { KvType::F16 } else { KvType::F32 };
         Ok(Self {
@@ -102,7 +82,7 @@ impl Engine {
             kernels: kernels::choose()?,
             precision: options.precision,
             context,
-            team: Team::new(thread_count(options.threads)?)?,
+            team,
             scratch: Scratch::new(fast),
         })
     }

@@ -4,8 +4,8 @@
 //! token's embedding row, and for each layer normalises it, multiplies it by the projections ([`matmul`]), turns
 //! queries and keys ([`ops`]), stores keys and values ([`kv_cache`]), attends ([`attention`]) and adds the results to
 //! the residual stream. The head gives logits, from which [`sampler`] picks the next token. Work is spread over
-//! threads by [`team`]; inner loops are in [`kernels`], chosen for the CPU at run time; weights are used as they are
-//! stored in the file ([`gguf`], [`weights`], [`quant`]).
+//! threads by [`team`]; inner loops are in [`kernels`], chosen for the CPU at run time. Weights come from a file
+//! ([`gguf`], [`vindex`]) and stay quantised ([`quant`]), their bytes in the order that kernels want ([`pack`]).
 //!
 //! Modules are listed in reading order.
 
@@ -13,16 +13,20 @@ pub mod engine;
 pub mod model;
 pub mod attention;
 pub mod kv_cache;
+pub mod batch;
 pub mod ops;
 pub mod matmul;
 pub mod sampler;
-pub mod team;
+pub mod weights;
+pub mod vindex;
+pub mod gguf;
+pub mod memory;
 pub mod profile;
 pub mod roofline;
-pub mod weights;
-pub mod gguf;
-pub mod quant;
+pub mod team;
 pub mod kernels;
+pub mod pack;
+pub mod quant;
 pub mod config;
 pub mod error;
 #[cfg(feature = "python")]

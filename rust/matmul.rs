@@ -1,11 +1,12 @@
 //! Matrix multiplication: picks the kernel by weight type, cuts the work into chunks of rows.
 
-use crate::kernels::{GROUP, Kernels, LANES, QUANT_BLOCK, QuantisedRow, QuantisedRows};
+use crate::kernels::{GROUP, Kernels, Panel, QUANT_BLOCK, QuantisedRow, QuantisedRows};
+use crate::pack::PANEL;
 use crate::team::{Crew, Shared};
 use crate::weights::Weight;
 
-/// Rows of one chunk of work.
-const CHUNK_ROWS: usize = 2 * LANES;
+/// Panels of one chunk of work.
+const CHUNK_PANELS: usize = 2;
 
 /// The inputs of a multiplication, [columns, width], as f32 and (when the weights are multiplied in integers) int8.
 #[derive(Default)]
@@ -90,20 +91,19 @@ pub fn matmul(crew: &Crew, kernels: &Kernels, x: &Activations, products: &mut [P
     for product in products {
         let weight = product.weight;
         assert_eq!(weight.cols, x.width, "width of the activations");
-        first_chunk.push(first_chunk[jobs.len()] + weight.rows.div_ceil(CHUNK_ROWS));
+        first_chunk.push(first_chunk[jobs.len()] + weight.rows.div_ceil(CHUNK_PANELS * PANEL));
         product.out.resize(n * weight.rows, 0.0);
         jobs.push((weight, product.bias, Shared::new(product.out)));
     }
     crew.run(first_chunk[jobs.len()], &|chunk| {
         let job = first_chunk.partition_point(|first| *first <= chunk) - 1;
         let (weight, bias, out) = &jobs[job];
-        let start = (chunk - first_chunk[job]) * CHUNK_ROWS;
-        let end = weight.rows.min(start + CHUNK_ROWS);
-        let mut panel = vec![[0.0; LANES]; n];
-        for row in (start..end).step_by(LANES) {
-            let rows = row..end.min(row + LANES);
-            multiply(kernels, weight, rows.clone(), x, &mut panel);
-            for (c, lanes) in panel.iter().enumerate() {
+        let start = (chunk - first_chunk[job]) * CHUNK_PANELS;
+        let mut lanes = vec![[0.0; PANEL]; n];
+        for panel in start..weight.rows.div_ceil(PANEL).min(start + CHUNK_PANELS) {
+            multiply(kernels, &weight.panel(panel), x, &mut lanes);
+            let rows = panel * PANEL..weight.rows.min((panel + 1) * PANEL);
+            for (c, lanes) in lanes.iter().enumerate() {
                 // SAFETY: each chunk takes its own rows of every column.
                 let out = unsafe { out.part(c * weight.rows + rows.start..c * weight.rows + rows.end) };
                 out.copy_from_slice(&lanes[..rows.len()]);
@@ -115,19 +115,12 @@ pub fn matmul(crew: &Crew, kernels: &Kernels, x: &Activations, products: &mut [P
     });
 }
 
-/// `out[c][r]` = row `rows.start + r` times column c.
-fn multiply(
-    kernels: &Kernels,
-    weight: &Weight,
-    rows: std::ops::Range<usize>,
-    x: &Activations,
-    out: &mut [[f32; LANES]],
-) {
-    let rows = weight.rows(rows);
+/// `out[c][r]` = row r of the panel times column c.
+fn multiply(kernels: &Kernels, panel: &Panel, x: &Activations, out: &mut [[f32; PANEL]]) {
     match &x.int8 {
-        Some(Int8 { stride, quants, scales, sums }) if weight.dtype.is_quantised() => {
-            (kernels.matmul_int8)(&rows, &QuantisedRows { stride: *stride, quants, scales, sums }, out);
+        Some(Int8 { stride, quants, scales, sums }) if panel.dtype.is_quantised() => {
+            (kernels.matmul_int8)(panel, &QuantisedRows { stride: *stride, quants, scales, sums }, out);
         }
-        _ => (kernels.matmul_f32)(&rows, &x.values, out),
+        _ => (kernels.matmul_f32)(panel, &x.values, out),
     }
 }

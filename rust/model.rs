@@ -1,15 +1,14 @@
 //! The forward pass: one batch through all layers, readable straight down.
 
 use crate::attention::{AttentionShape, QueryBlock, attention};
+use crate::batch::BatchItem;
 use crate::config::{Activation, ModelConfig};
-use crate::engine::BatchItem;
 use crate::error::Result;
 use crate::kernels::Kernels;
 use crate::kv_cache::Sequence;
 use crate::matmul::{Activations, Product, matmul};
 use crate::ops::{Rope, Turn};
 use crate::profile::{Profile, Stage};
-use crate::quant::blocks;
 use crate::team::Crew;
 use crate::weights::Weights;
 
@@ -133,9 +132,7 @@ impl Forward<'_> {
         let hidden = config.hidden_size;
         s.residual.resize(batch.len() * hidden, 0.0);
         self.crew.for_rows(&mut s.residual, hidden, |i, row| {
-            let token = batch[i].token as usize;
-            let weight = weights.embed_tokens.rows(token..token + 1);
-            blocks::decode(weight.dtype, weight.bytes, row);
+            weights.embed_tokens.read_row(batch[i].token as usize, row);
             row.iter_mut().for_each(|v| *v *= config.embedding_scale);
         });
     }

@@ -2,8 +2,9 @@
 //!
 //! Signatures and documentation for users are in `python/larql/_core.pyi`.
 
+use crate::batch::BatchItem;
 use crate::config::ModelConfig;
-use crate::engine::{self, BatchItem, EngineOptions, Precision};
+use crate::engine::{self, EngineOptions, Precision};
 use crate::error::{Error, input_error};
 use crate::gguf::{self, Array, Value};
 use crate::kernels;
@@ -13,7 +14,8 @@ use crate::quant::{DType, blocks};
 use crate::roofline;
 use crate::sampler::{self, SamplerConfig};
 use crate::team::{Team, thread_count};
-use crate::weights::Weight;
+use crate::vindex;
+use crate::weights::{Source, Weight};
 use numpy::{
     IntoPyArray, PyArray1, PyArray2, PyArray3, PyArrayDyn, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2,
     PyReadonlyArrayDyn, PyUntypedArrayMethods,
@@ -141,6 +143,80 @@ fn metadata_array<'py>(py: Python<'py>, array: &Array) -> PyResult<Bound<'py, Py
             list.into_any()
         }
     })
+}
+
+#[pyclass(frozen, module = "larql._core")]
+struct Vindex(Arc<vindex::Vindex>);
+
+#[pymethods]
+impl Vindex {
+    #[new]
+    fn new(path: PathBuf, table_json: &str) -> PyResult<Self> {
+        Ok(Self(Arc::new(vindex::Vindex::open(&path, table_json)?)))
+    }
+
+    fn verify_against(&self, py: Python<'_>, gguf: &Bound<'_, Gguf>, tensor_names: TensorNames) -> PyResult<()> {
+        let file = &gguf.get().0;
+        py.detach(|| {
+            let mut team = Team::new(thread_count(None)?)?;
+            team.enter(false, |crew| self.0.verify_against(crew, file, &tensor_names.0))
+        })?;
+        Ok(())
+    }
+}
+
+/// A dict of the engine's names to the source's names, in its own order.
+struct TensorNames(Vec<(String, String)>);
+
+impl<'py> FromPyObject<'_, 'py> for TensorNames {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        object
+            .cast::<PyDict>()?
+            .iter()
+            .map(|(name, source)| Ok((name.extract()?, source.extract()?)))
+            .collect::<PyResult<_>>()
+            .map(Self)
+    }
+}
+
+/// Where an engine's weights come from.
+#[derive(FromPyObject)]
+enum PySource<'py> {
+    Vindex(Bound<'py, Vindex>),
+    Gguf((Bound<'py, Gguf>, HashMap<String, String>)),
+}
+
+#[pyfunction]
+#[pyo3(signature = (gguf, tensor_names, path, progress=None))]
+fn write_weights(
+    py: Python<'_>,
+    gguf: &Bound<'_, Gguf>,
+    tensor_names: TensorNames,
+    path: PathBuf,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<String> {
+    let file = &gguf.get().0;
+    let mut raised = None;
+    let written = py.detach(|| {
+        let mut report = |done: usize, total: usize| {
+            let told = Python::attach(|py| {
+                py.check_signals()?;
+                progress.as_ref().map_or(Ok(()), |progress| progress.call1(py, (done, total)).map(drop))
+            });
+            told.map_err(|error| {
+                raised = Some(error);
+                Error::Cancelled
+            })
+        };
+        let mut team = Team::new(thread_count(None)?)?;
+        team.enter(false, |crew| vindex::write_weights(crew, file, &tensor_names.0, &path, &mut report))
+    });
+    match raised {
+        Some(error) => Err(error),
+        None => Ok(serde_json::to_string(&written?).expect("plain data")),
+    }
 }
 
 #[pyclass(frozen, module = "larql._core")]
@@ -286,20 +362,22 @@ impl Engine {
 #[pymethods]
 impl Engine {
     #[new]
-    #[pyo3(signature = (gguf, config_json, tensor_names, *, precision="fast", threads=None, context=None))]
+    #[pyo3(signature = (weights, config_json, *, precision="fast", threads=None, context=None))]
     fn new(
         py: Python<'_>,
-        gguf: &Bound<'_, Gguf>,
+        weights: PySource<'_>,
         config_json: &str,
-        tensor_names: HashMap<String, String>,
         precision: &str,
         threads: Option<usize>,
         context: Option<usize>,
     ) -> PyResult<Self> {
         let config = ModelConfig::from_json(config_json)?;
         let options = EngineOptions { precision: Precision::from_name(precision)?, threads, context };
-        let file = &gguf.get().0;
-        let engine = py.detach(|| engine::Engine::new(file, config, &tensor_names, options))?;
+        let source = match weights {
+            PySource::Gguf((file, names)) => Source::Gguf(file.get().0.clone(), names),
+            PySource::Vindex(file) => Source::Vindex(file.get().0.clone()),
+        };
+        let engine = py.detach(|| engine::Engine::new(&source, config, options))?;
         Ok(Self {
             precision: engine.precision(),
             threads: engine.n_threads(),
@@ -412,37 +490,58 @@ fn dequantize<'py>(
     Ok(values.into_pyarray(py))
 }
 
-#[pyfunction]
-#[pyo3(signature = (dtype, data, x, *, precision="fast", threads=1))]
-fn matvec<'py>(
-    py: Python<'py>,
-    dtype: &str,
-    data: PyReadonlyArray2<'py, u8>,
-    x: PyReadonlyArrayDyn<'py, f32>,
-    precision: &str,
-    threads: usize,
-) -> PyResult<Bound<'py, PyArrayDyn<f32>>> {
-    let dtype = dtype_of(dtype)?;
-    let fast = Precision::from_name(precision)? == Precision::Fast;
-    let (shape, x) = (x.shape().to_vec(), x.as_slice()?);
-    let (Some(&cols), 1..=2) = (shape.last(), shape.len()) else {
-        return Err(input_error!("x has {} dimensions; it must have 1 or 2", shape.len()).into());
-    };
-    let weight = Weight::from_bytes(dtype, data.shape()[0], cols, data.as_slice()?.to_vec())?;
-    let mut team = Team::new(thread_count(Some(threads))?)?;
-    let kernels = kernels::choose()?;
-    let mut out = Vec::new();
-    py.detach(|| {
-        team.enter(false, |crew| {
-            let mut inputs = Activations::new(fast);
-            inputs.fill(crew, kernels, x.len() / cols, cols, |i, row| row.copy_from_slice(&x[i * cols..][..cols]));
-            matmul(crew, kernels, &inputs, &mut [Product { weight: &weight, bias: None, out: &mut out }]);
-            Ok(())
-        })
-    })?;
-    let rows = weight.rows;
-    let shape = if shape.len() == 1 { vec![rows] } else { vec![shape[0], rows] };
-    out.into_pyarray(py).reshape(shape)
+/// A packed matrix with its own workers.
+#[pyclass(frozen, module = "larql._core")]
+struct Matrix {
+    weight: Weight,
+    fast: bool,
+    team: Mutex<Team>,
+}
+
+#[pymethods]
+impl Matrix {
+    #[new]
+    #[pyo3(signature = (dtype, data, columns, *, precision="fast", threads=1))]
+    fn new(
+        py: Python<'_>,
+        dtype: &str,
+        data: PyReadonlyArray2<'_, u8>,
+        columns: usize,
+        precision: &str,
+        threads: usize,
+    ) -> PyResult<Self> {
+        let dtype = dtype_of(dtype)?;
+        let fast = Precision::from_name(precision)? == Precision::Fast;
+        let (rows, data) = (data.shape()[0], data.as_slice()?);
+        let mut team = Team::new(thread_count(Some(threads))?)?;
+        let weight = py.detach(|| team.enter(false, |crew| Weight::pack(crew, dtype, rows, columns, data)))?;
+        Ok(Self { weight, fast, team: Mutex::new(team) })
+    }
+
+    #[getter]
+    fn n_bytes(&self) -> usize {
+        self.weight.n_bytes()
+    }
+
+    fn multiply<'py>(&self, py: Python<'py>, x: PyReadonlyArrayDyn<'py, f32>) -> PyResult<Bound<'py, PyArrayDyn<f32>>> {
+        let (mut shape, x) = (x.shape().to_vec(), x.as_slice()?);
+        let cols = self.weight.cols;
+        if !(1..=2).contains(&shape.len()) || shape[shape.len() - 1] != cols {
+            return Err(input_error!("x has shape {shape:?}; it must be [{cols}] or [n, {cols}]").into());
+        }
+        let mut out = Vec::new();
+        py.detach(|| {
+            let kernels = kernels::choose()?;
+            lock(&self.team).enter(false, |crew| {
+                let mut inputs = Activations::new(self.fast);
+                inputs.fill(crew, kernels, x.len() / cols, cols, |i, row| row.copy_from_slice(&x[i * cols..][..cols]));
+                matmul(crew, kernels, &inputs, &mut [Product { weight: &self.weight, bias: None, out: &mut out }]);
+                Ok(())
+            })
+        })?;
+        *shape.last_mut().expect("checked above") = self.weight.rows;
+        out.into_pyarray(py).reshape(shape)
+    }
 }
 
 #[pyfunction]
@@ -468,11 +567,13 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
     m.add("build_profile", if cfg!(debug_assertions) { "debug" } else { "release" })?;
     m.add_class::<Gguf>()?;
+    m.add_class::<Vindex>()?;
+    m.add_class::<Matrix>()?;
     m.add_class::<Sequence>()?;
     m.add_class::<Sampler>()?;
     m.add_class::<Engine>()?;
+    m.add_function(wrap_pyfunction!(write_weights, m)?)?;
     m.add_function(wrap_pyfunction!(dequantize, m)?)?;
-    m.add_function(wrap_pyfunction!(matvec, m)?)?;
     m.add_function(wrap_pyfunction!(measure_read, m)?)?;
     m.add_function(wrap_pyfunction!(measure_peak, m)?)
 }

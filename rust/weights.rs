@@ -2,14 +2,18 @@
 
 use crate::config::ModelConfig;
 use crate::error::{Result, input_error, model_error};
-use crate::gguf::{Gguf, TensorInfo};
-use crate::kernels::WeightRows;
+use crate::gguf::Gguf;
+use crate::kernels::Panel;
+use crate::memory::Memory;
+use crate::pack::{PANEL, pack_panel, unpack_row};
 use crate::quant::{DType, blocks};
+use crate::team::Crew;
+use crate::vindex::Vindex;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A weight matrix [rows, cols], used as stored.
+/// A weight matrix [rows, cols], packed.
 pub struct Weight {
     /// Storage type.
     pub dtype: DType,
@@ -17,45 +21,61 @@ pub struct Weight {
     pub rows: usize,
     /// Input features.
     pub cols: usize,
-    store: Store,
+    panels: Panels,
 }
 
 /// Where a matrix lies.
-enum Store {
-    File(Arc<Gguf>, TensorInfo),
-    Memory(Vec<u8>),
+enum Panels {
+    Memory(Memory),
+    Mapped(Arc<Vindex>, Range<usize>),
 }
 
 impl Weight {
-    /// A matrix of block rows in memory.
+    /// Packs block rows.
     ///
     /// # Errors
     /// `Error::Input` when `bytes` is not `rows` whole rows of `cols` weights.
-    pub fn from_bytes(dtype: DType, rows: usize, cols: usize, bytes: Vec<u8>) -> Result<Self> {
+    pub fn pack(crew: &Crew, dtype: DType, rows: usize, cols: usize, bytes: &[u8]) -> Result<Self> {
         let row_bytes = dtype.row_bytes(cols).filter(|n| *n > 0 && rows > 0);
-        if row_bytes.and_then(|n| n.checked_mul(rows)) != Some(bytes.len()) {
+        let Some(row_bytes) = row_bytes.filter(|n| n.checked_mul(rows) == Some(bytes.len())) else {
             let (n, name) = (bytes.len(), dtype.name());
             return Err(input_error!("{n} bytes cannot hold [{rows}, {cols}] weights of type {name}"));
-        }
-        Ok(Self { dtype, rows, cols, store: Store::Memory(bytes) })
+        };
+        let panel_bytes = PANEL * row_bytes;
+        let mut panels = Memory::zeroed(rows.div_ceil(PANEL) * panel_bytes)?;
+        crew.for_rows(&mut panels, panel_bytes, |i, panel| {
+            let start = i * panel_bytes;
+            pack_panel(dtype, row_bytes, &bytes[start..bytes.len().min(start + panel_bytes)], panel);
+        });
+        Ok(Self { dtype, rows, cols, panels: Panels::Memory(panels) })
     }
 
-    /// All bytes, row after row.
-    pub fn bytes(&self) -> &[u8] {
-        match &self.store {
-            Store::File(file, info) => file.bytes(info),
-            Store::Memory(bytes) => bytes,
+    /// All panels.
+    fn bytes(&self) -> &[u8] {
+        match &self.panels {
+            Panels::Memory(bytes) => bytes,
+            Panels::Mapped(file, range) => file.bytes(range.clone()),
         }
     }
 
-    /// Some of the rows.
-    pub fn rows(&self, range: Range<usize>) -> WeightRows<'_> {
-        let row_bytes = self.bytes().len() / self.rows;
-        WeightRows {
-            dtype: self.dtype,
-            cols: self.cols,
-            bytes: &self.bytes()[range.start * row_bytes..range.end * row_bytes],
-        }
+    /// Bytes of the matrix, rows that fill the last panel up included.
+    pub fn n_bytes(&self) -> usize {
+        self.bytes().len()
+    }
+
+    /// Rows PANEL * i and following.
+    pub fn panel(&self, i: usize) -> Panel<'_> {
+        let panel_bytes = self.n_bytes() / self.rows.div_ceil(PANEL);
+        let bytes = &self.bytes()[i * panel_bytes..(i + 1) * panel_bytes];
+        Panel { dtype: self.dtype, cols: self.cols, bytes }
+    }
+
+    /// Decodes one row to f32, [cols].
+    pub fn read_row(&self, row: usize, out: &mut [f32]) {
+        let panel = self.panel(row / PANEL);
+        let mut blocks = vec![0; panel.bytes.len() / PANEL];
+        unpack_row(self.dtype, panel.bytes, row % PANEL, &mut blocks);
+        blocks::decode(self.dtype, &blocks, out);
     }
 }
 
@@ -94,12 +114,10 @@ pub struct Weights {
 impl Weights {
     /// Finds every tensor that `config` calls for.
     ///
-    /// `names` maps the engine's tensor names to those of the file.
-    ///
     /// # Errors
-    /// `Error::Model` names a tensor that is missing, has another shape, or is mapped but not called for.
-    pub fn load(file: &Arc<Gguf>, config: &ModelConfig, names: &HashMap<String, String>) -> Result<Self> {
-        let mut loader = Loader { file, names, used: HashSet::new() };
+    /// `Error::Model` names a tensor that is missing, has another shape, or is there but not called for.
+    pub fn load(crew: &Crew, source: &Source, config: &ModelConfig) -> Result<Self> {
+        let mut loader = Loader { crew, source, used: HashSet::new() };
         let (hidden, vocab) = (config.hidden_size, config.vocab_size);
         let weights = Self {
             embed_tokens: loader.matrix("embed_tokens", vocab, hidden)?,
@@ -107,8 +125,8 @@ impl Weights {
             norm: loader.vector("norm", hidden)?,
             lm_head: if config.tied_head { None } else { Some(loader.matrix("lm_head", vocab, hidden)?) },
         };
-        match names.keys().find(|name| !loader.used.contains(*name)) {
-            Some(name) => Err(model_error!("tensor {} ({name}) is not part of this model", names[name])),
+        match source.names().into_iter().find(|name| !loader.used.contains(*name)) {
+            Some(name) => Err(model_error!("tensor {} is not part of this model", source.shown(name))),
             None => Ok(weights),
         }
     }
@@ -122,21 +140,62 @@ impl Weights {
     pub fn bytes_per_token(&self) -> usize {
         let layer = |l: &LayerWeights| {
             [&l.q_proj, &l.k_proj, &l.v_proj, &l.o_proj, &l.gate_proj, &l.up_proj, &l.down_proj]
-                .map(|w| w.bytes().len())
+                .map(Weight::n_bytes)
                 .iter()
                 .sum::<usize>()
         };
-        self.layers.iter().map(layer).sum::<usize>() + self.lm_head().bytes().len()
+        self.layers.iter().map(layer).sum::<usize>() + self.lm_head().n_bytes()
+    }
+}
+
+/// Where tensors come from.
+pub enum Source {
+    /// A GGUF file, with the file's name of each of the engine's tensors.
+    Gguf(Arc<Gguf>, HashMap<String, String>),
+    /// A packed weights file, which uses the engine's names.
+    Vindex(Arc<Vindex>),
+}
+
+impl Source {
+    /// The engine's names of the tensors that the source offers.
+    fn names(&self) -> Vec<&str> {
+        match self {
+            Source::Gguf(_, names) => names.keys().map(String::as_str).collect(),
+            Source::Vindex(file) => file.tensors().iter().map(|tensor| tensor.name.as_str()).collect(),
+        }
+    }
+
+    /// A tensor's name for messages.
+    fn shown(&self, name: &str) -> String {
+        match self {
+            Source::Gguf(_, names) => format!("{} ({name})", names.get(name).map_or("?", String::as_str)),
+            Source::Vindex(_) => name.to_owned(),
+        }
+    }
+
+    /// Type and shape of a tensor.
+    fn find(&self, name: &str) -> Result<(DType, &[usize])> {
+        let missing = || model_error!("the file has no tensor {}", self.shown(name));
+        match self {
+            Source::Gguf(file, names) => {
+                let source = names.get(name).ok_or_else(|| model_error!("the model has no tensor for {name}"))?;
+                file.tensor(source).map(|info| (info.dtype, info.shape.as_slice())).ok_or_else(missing)
+            }
+            Source::Vindex(file) => {
+                let tensor = file.tensor(name).ok_or_else(missing)?;
+                Ok((DType::from_name(&tensor.dtype)?, &tensor.shape))
+            }
+        }
     }
 }
 
 struct Loader<'a> {
-    file: &'a Arc<Gguf>,
-    names: &'a HashMap<String, String>,
+    crew: &'a Crew,
+    source: &'a Source,
     used: HashSet<String>,
 }
 
-impl<'a> Loader<'a> {
+impl Loader<'_> {
     fn layer(&mut self, config: &ModelConfig, i: usize) -> Result<LayerWeights> {
         let name = |suffix: &str| format!("layers.{i}.{suffix}");
         let (hidden, inter) = (config.hidden_size, config.intermediate_size);
@@ -171,14 +230,32 @@ impl<'a> Loader<'a> {
     }
 
     fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight> {
-        let info = self.find(name, &[rows, cols])?.clone();
-        Ok(Weight { dtype: info.dtype, rows, cols, store: Store::File(self.file.clone(), info) })
+        let dtype = self.find(name, &[rows, cols])?;
+        match self.source {
+            Source::Gguf(file, names) => {
+                let info = file.tensor(&names[name]).expect("found above");
+                Weight::pack(self.crew, dtype, rows, cols, file.bytes(info))
+            }
+            Source::Vindex(file) => {
+                let tensor = file.tensor(name).expect("found above");
+                let range = tensor.offset..tensor.offset + tensor.length;
+                Ok(Weight { dtype, rows, cols, panels: Panels::Mapped(file.clone(), range) })
+            }
+        }
     }
 
     fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
-        let info = self.find(name, &[len])?;
+        let dtype = self.find(name, &[len])?;
         let mut values = vec![0.0; len];
-        blocks::decode(info.dtype, self.file.bytes(info), &mut values);
+        match self.source {
+            Source::Gguf(file, names) => {
+                blocks::decode(dtype, file.bytes(file.tensor(&names[name]).expect("found above")), &mut values);
+            }
+            Source::Vindex(file) => {
+                let tensor = file.tensor(name).expect("found above");
+                blocks::decode(dtype, file.bytes(tensor.offset..tensor.offset + tensor.length), &mut values);
+            }
+        }
         Ok(values)
     }
 
@@ -186,14 +263,14 @@ impl<'a> Loader<'a> {
         if wanted { self.vector(name, len).map(Some) } else { Ok(None) }
     }
 
-    fn find(&mut self, name: &str, shape: &[usize]) -> Result<&'a TensorInfo> {
-        let missing = || model_error!("the model has no tensor for {name}");
-        let source = self.names.get(name).ok_or_else(missing)?;
-        let info = self.file.tensor(source).ok_or_else(|| model_error!("the file has no tensor {source} ({name})"))?;
-        if info.shape != shape {
-            return Err(model_error!("tensor {source} has shape {:?}; {shape:?} is expected", info.shape));
+    /// The type of a tensor that must have a shape.
+    fn find(&mut self, name: &str, shape: &[usize]) -> Result<DType> {
+        let (dtype, found) = self.source.find(name)?;
+        if found != shape {
+            let shown = self.source.shown(name);
+            return Err(model_error!("tensor {shown} has shape {found:?}; {shape:?} is expected"));
         }
         self.used.insert(name.to_owned());
-        Ok(info)
+        Ok(dtype)
     }
 }

@@ -18,7 +18,7 @@ Array = NDArray[np.float32]
 def open_engine(path: Path, precision: str, threads: int | None = None, context: int | None = None) -> Engine:
     file = ModelFile(path)
     config, names = read_model(file)
-    return Engine(file.gguf, config.to_json(), names, precision=precision, threads=threads, context=context)
+    return Engine((file.gguf, names), config.to_json(), precision=precision, threads=threads, context=context)
 
 
 def feed(engine: Engine, sequence: Sequence, ids: Seq[int], piece: int | None = None) -> Array:

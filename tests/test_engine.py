@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from engines import feed, logits_at, open_engine
-from larql._core import Engine, Sampler, dequantize, matvec
+from larql._core import Engine, Matrix, Sampler, dequantize
 from larql.errors import ContextError, InputError, ModelError
 from larql.families import read_model
 from larql.source import ModelFile
@@ -104,17 +104,17 @@ def test_options_out_of_range(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_tensors_that_do_not_fit(tiny_path: Path) -> None:
     file = ModelFile(tiny_path)
     config, names = read_model(file)
-    wrong_shape = "tensor token_embd.weight has shape .* is expected"
+    wrong_shape = r"tensor token_embd\.weight \(embed_tokens\) has shape .* is expected"
     with pytest.raises(ModelError, match=wrong_shape):
-        Engine(file.gguf, replace(config, vocab_size=300).to_json(), names)
+        Engine((file.gguf, names), replace(config, vocab_size=300).to_json())
     with pytest.raises(ModelError, match="the model has no tensor for norm"):
-        Engine(file.gguf, config.to_json(), {k: v for k, v in names.items() if k != "norm"})
+        Engine((file.gguf, {k: v for k, v in names.items() if k != "norm"}), config.to_json())
     with pytest.raises(ModelError, match=r"the file has no tensor output_norm\.wait \(norm\)"):
-        Engine(file.gguf, config.to_json(), {**names, "norm": "output_norm.wait"})
+        Engine((file.gguf, {**names, "norm": "output_norm.wait"}), config.to_json())
     with pytest.raises(ModelError, match=r"tensor token_embd\.weight \(lm_head\) is not part of this model"):
-        Engine(file.gguf, config.to_json(), {**names, "lm_head": "token_embd.weight"})
+        Engine((file.gguf, {**names, "lm_head": "token_embd.weight"}), config.to_json())
     with pytest.raises(ModelError, match="model config: head_dim is 0"):
-        Engine(file.gguf, replace(config, head_dim=0).to_json(), names)
+        Engine((file.gguf, names), replace(config, head_dim=0).to_json())
 
 
 class StopNow(Exception):
@@ -196,7 +196,7 @@ def test_a_forked_process_can_use_the_engine(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("weight_type", WEIGHT_TYPES)
-def test_matvec_is_near_numpy(weight_type: str) -> None:
+def test_products_are_near_numpy(weight_type: str) -> None:
     rng = np.random.default_rng(4)
     kind = gguf.GGMLQuantizationType[weight_type]
     if weight_type in ("F32", "F16", "BF16"):
@@ -209,16 +209,17 @@ def test_matvec_is_near_numpy(weight_type: str) -> None:
     x = rng.standard_normal((3, 512), dtype=np.float32)
     want = x @ weights.T
     for precision, limit in (("reference", 1e-6), ("fast", 0.01)):
-        got = matvec(weight_type, blocks, x, precision=precision, threads=2)
+        matrix = Matrix(weight_type, blocks, 512, precision=precision, threads=2)
+        assert matrix.n_bytes == 48 * blocks.shape[1]
+        got = matrix.multiply(x)
         assert np.linalg.norm(got - want) < limit * np.linalg.norm(want)
-        assert np.array_equal(matvec(weight_type, blocks, x[1], precision=precision), got[1])
+        assert np.array_equal(matrix.multiply(x[1]), got[1])
 
 
-def test_matvec_refuses_what_does_not_fit() -> None:
-    x = np.zeros(64, np.float32)
+def test_matrices_refuse_what_does_not_fit() -> None:
     with pytest.raises(InputError, match=r"66 bytes cannot hold \[1, 64\] weights of type Q8_0"):
-        matvec("Q8_0", np.zeros((1, 66), np.uint8), x)
+        Matrix("Q8_0", np.zeros((1, 66), np.uint8), 64)
     with pytest.raises(InputError, match="weight type Q9_0 is not supported; supported are F32 F16"):
-        matvec("Q9_0", np.zeros((1, 66), np.uint8), x)
-    with pytest.raises(InputError, match="x has 3 dimensions"):
-        matvec("Q8_0", np.zeros((1, 68), np.uint8), np.zeros((1, 1, 64), np.float32))
+        Matrix("Q9_0", np.zeros((1, 66), np.uint8), 64)
+    with pytest.raises(InputError, match=r"x has shape \[1, 1, 64\]; it must be \[64\] or \[n, 64\]"):
+        Matrix("Q8_0", np.zeros((1, 68), np.uint8), 64).multiply(np.zeros((1, 1, 64), np.float32))

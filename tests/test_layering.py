@@ -21,23 +21,26 @@ RUST = {
     "error": "",
     "config": "error",
     "quant": "error",
-    "kernels": "quant error",
+    "kernels": "pack quant error",
     "gguf": "quant error",
-    "weights": "gguf kernels quant config error",
+    "pack": "quant",
     "team": "error",
+    "profile": "team",
+    "roofline": "team kernels error",
     "sampler": "error",
-    "matmul": "team weights kernels",
+    "memory": "error",
+    "vindex": "gguf memory pack team quant error",
+    "weights": "vindex memory pack gguf kernels team quant config error",
+    "matmul": "weights pack team kernels",
     "ops": "config",
+    "batch": "",
     "kv_cache": "kernels config error",
-    "attention": "kv_cache team kernels",
-    "model": "attention kv_cache ops matmul team weights kernels quant config error",
-    "engine": "model attention kv_cache team weights gguf kernels config error",
-    "python": "engine kv_cache matmul sampler team weights gguf quant kernels config error",
-}
-# Single items that are used against the direction: (user, module, item).
-RUST_EXCEPTIONS = {
-    ("attention", "engine", "BatchItem"),
-    ("model", "engine", "BatchItem"),
+    "attention": "batch kv_cache team kernels",
+    "model": "attention batch kv_cache ops matmul profile team weights kernels config error",
+    "engine": "model attention batch kv_cache profile team weights kernels config error",
+    "python": (
+        "engine batch kv_cache matmul sampler profile roofline team weights vindex gguf quant kernels config error"
+    ),
 }
 
 # The same for Python; imports that only the type checker sees count too. Every module may import `larql.errors`.
@@ -54,8 +57,17 @@ PYTHON = {
     "generate": "session tokenizer _core",
     "model": "generate session tokenizer source families _core",
     "inspect": "model source",
+    "evaluate": "model source _core",
+    "machine": "",
+    "roofline": "machine cache _core",
+    "peer_worker": "",
+    "peer": "",
+    "contest": "peer model _core",
+    "figures": "contest model config",
+    "bench": "figures contest peer roofline machine inspect model source cache _core",
+    "bench_table": "",
     "__init__": "model generate session _core",
-    "cli": "inspect model generate tokenizer source _core",
+    "cli": "bench_table bench roofline evaluate inspect model generate tokenizer source _core",
 }
 # The modules at the end of the chains: nothing imports them.
 PYTHON_ENDS = {"__init__", "cli"}
@@ -73,8 +85,9 @@ class Absence(NamedTuple):
 
 RUST_ABSENCES = (
     Absence("only python.rs knows Python", r"\b(pyo3|numpy|Py[A-Z]\w*)\b", "python.rs"),
-    Absence("only team.rs starts threads", r"\brayon\b|\bthread\s*::", "team.rs"),
-    Absence("only gguf.rs reads files", r"\bmemmap2\b|\bFile\s*::|\bfs\s*::", "gguf.rs gguf/"),
+    Absence("only team.rs starts threads", r"\brayon\b|\bthread\s*::\s*(spawn|scope|Builder|[{*])", "team.rs"),
+    Absence("only gguf.rs and vindex.rs open files", r"\bFile\s*::|\bfs\s*::(?!File;)", "gguf.rs gguf/ vindex.rs"),
+    Absence("memory is mapped in few places", r"\bmemmap2\b", "gguf.rs memory.rs vindex.rs"),
     Absence(
         "only the kernels know instruction sets",
         r"\b(std|core)\s*::\s*(arch|simd)\b|\btarget_(feature|arch)\b|\bis_\w+_feature_detected\b|\basm!",
@@ -83,9 +96,9 @@ RUST_ABSENCES = (
     Absence(
         "unsafe code is in few files",
         r"\bunsafe\b",
-        "attention.rs gguf.rs kernels/mod.rs matmul.rs quant/blocks.rs team.rs",
+        "attention.rs gguf.rs kernels/ matmul.rs memory.rs quant/blocks.rs team.rs vindex.rs",
     ),
-    Absence("settings of the process are read in few places", r"\benv\s*::", "team.rs kernels/mod.rs gguf/tests.rs"),
+    Absence("the environment is read in few places", r"\benv\s*::", "team.rs kernels/mod.rs", in_tests=False),
     Absence("no code knows a model family", r"(?i)gemma|qwen|llama|smollm", "", in_tests=False, in_strings=True),
     Absence("the library prints nothing", r"\b(e?print(ln)?|dbg)!", "", in_tests=False),
     Absence(
@@ -100,10 +113,11 @@ PYTHON_ABSENCES = (
     # Patterns are matched with imported modules, dotted.
     Absence("only cli.py talks to a terminal", r"typer(\..*)?|rich(\..*)?", "cli.py"),
     Absence("only the tokenizer knows the tokenizers package", r"tokenizers(\..*)?", "tokenizer.py pretokenizers.py"),
+    Absence("nothing opens the network", r"(socket|ssl|http|urllib|requests|httpx)(\..*)?", ""),
     Absence(
-        "nothing here opens the network or starts programs",
-        r"(socket|ssl|http|urllib|requests|httpx|subprocess|multiprocessing|threading|concurrent)(\..*)?",
-        "",
+        "only measurements start processes",
+        r"(subprocess|multiprocessing|concurrent)(\..*)?",
+        "evaluate.py machine.py peer.py",
     ),
 )
 
@@ -198,7 +212,7 @@ def rust_violations(path: Path, source: str) -> Iterator[str]:
             yield f"rust/{path}:1: module {module} is not in the table of this test"
             return
         for use in rust_uses(code, module):
-            if use.module not in RUST[module].split() and (module, *use[1:]) not in RUST_EXCEPTIONS:
+            if use.module not in RUST[module].split():
                 yield f"rust/{path}:{use.line}: {module} may not use {use.module} ({use.item})"
     is_test = path.stem == "tests"
     for rule in RUST_ABSENCES:
@@ -277,11 +291,6 @@ def test_python() -> None:
     assert_none(violation for file in in_tree("python/larql", ".py") for violation in python_violations(*file))
 
 
-def test_every_module_of_the_crate_is_in_the_table() -> None:
-    lib = rust_code((ROOT / "rust/lib.rs").read_text("utf-8"))
-    assert set(re.findall(r"\bmod\s+(\w+)\s*;", lib)) == set(RUST)
-
-
 @pytest.mark.parametrize("table", [RUST, PYTHON], ids=["rust", "python"])
 def test_the_directions_have_no_circle(table: Mapping[str, str]) -> None:
     graph = {module: used.split() for module, used in table.items()}
@@ -351,6 +360,7 @@ def test_what_rust_allows_passes() -> None:
         ("model.py", "import typer", 1),
         ("model.py", "from tokenizers.models import BPE", 1),
         ("cache.py", "import urllib.request", 1),
+        ("source.py", "\nimport subprocess", 2),
     ],
 )
 def test_a_planted_violation_in_python_is_found(path: str, source: str, line: int) -> None:

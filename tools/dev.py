@@ -45,7 +45,7 @@ CHECKS = [
 ]
 TESTS = ["cargo test --locked", "python -m pytest"]
 FORMAT = ["cargo fmt", "ruff check --fix", "ruff format"]
-WHEEL = "maturin build --release --locked --out target/wheels"
+WHEEL = "maturin build --release --locked --out target/dist"
 FUZZ = "cargo +nightly fuzz run gguf -- -max_total_time=60"
 
 
@@ -92,7 +92,7 @@ def reformat() -> None:
 def wheel() -> None:
     set_up(DEVELOP)
     run(WHEEL)
-    for path in sorted((ROOT / "target/wheels").glob("*.whl")):
+    for path in sorted((ROOT / "target/dist").glob("*.whl")):
         print(f"{path.stat().st_size / 1e6:6.2f} MB  {path.relative_to(ROOT)}")
 
 
@@ -131,13 +131,13 @@ def run(command: str) -> None:
 def run_tests(command: str) -> list[str]:
     """Runs a command as `run` does and returns the lines that say how many tests passed."""
     summaries = []
-    with subprocess.Popen(announce(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(announce(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            sys.stdout.write(line)
+            sys.stdout.buffer.write(line)
             sys.stdout.flush()
-            if " passed" in line and (line.startswith(("test result: ", "="))):
-                summaries.append(f"{command}: {line.strip().strip('= ')}")
+            if b" passed" in line and line.startswith((b"test result: ", b"=")):
+                summaries.append(f"{command}: {line.decode().strip(' =' + os.linesep)}")
     if process.returncode:
         fail(f"failed with exit code {process.returncode}: {command}")
     return summaries

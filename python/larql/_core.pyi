@@ -1,14 +1,27 @@
 """The Rust core. Arrays are C-contiguous; token ids and positions are plain integers."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Engine", "Gguf", "Sampler", "Sequence", "__version__", "build_profile", "dequantize", "matvec", "measure_peak", "measure_read"]
+__all__ = [
+    "Engine",
+    "Gguf",
+    "Matrix",
+    "Sampler",
+    "Sequence",
+    "Vindex",
+    "__version__",
+    "build_profile",
+    "dequantize",
+    "measure_peak",
+    "measure_read",
+    "write_weights",
+]
 
 __version__: str
 build_profile: str
@@ -33,6 +46,17 @@ class Gguf:
         """(name, type, shape with the contiguous dimension last, bytes) of each tensor, in file order."""
     def read_f32(self, name: str) -> NDArray[np.float32]:
         """One tensor decoded to f32, in its shape."""
+
+@final
+class Vindex:
+    """An open weights file of a .vindex folder; `table_json` is the tensor table of its index.
+
+    Raises ModelError when the file cannot be read or does not fit its table.
+    """
+
+    def __new__(cls, path: str | os.PathLike[str], table_json: str) -> Vindex: ...
+    def verify_against(self, gguf: Gguf, tensor_names: dict[str, str]) -> None:
+        """Compares every tensor with its source; raises ModelError naming the first that differs."""
 
 @final
 class Sequence:
@@ -76,13 +100,15 @@ class Sampler:
 
 @final
 class Engine:
-    """A model ready to run. One forward at a time; several threads may share it."""
+    """A model ready to run. One forward at a time; several threads may share it.
+
+    Weights are a packed file, or a GGUF file with its name of each of the engine's tensors: these are packed in memory.
+    """
 
     def __new__(
         cls,
-        gguf: Gguf,
+        weights: Vindex | tuple[Gguf, dict[str, str]],
         config_json: str,
-        tensor_names: Mapping[str, str],
         *,
         precision: str = "fast",
         threads: int | None = None,
@@ -121,13 +147,33 @@ class Engine:
     def trace(self, batch: Seq[tuple[Sequence, int, int, bool]]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """As forward, and the residual stream [layers + 1, tokens, width] after the embedding and each layer."""
 
+@final
+class Matrix:
+    """A weight matrix, packed once from block rows [rows, row bytes], that multiplies with `threads` threads."""
+
+    def __new__(
+        cls, dtype: str, data: NDArray[np.uint8], columns: int, *, precision: str = "fast", threads: int = 1
+    ) -> Matrix: ...
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that a product reads: the rows, filled up to whole panels."""
+    def multiply(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The products [rows] with x [columns], or [n, rows] with x [n, columns]."""
+
+def write_weights(
+    gguf: Gguf,
+    tensor_names: dict[str, str],
+    path: str | os.PathLike[str],
+    progress: Callable[[int, int], object] | None = None,
+) -> str:
+    """Packs the tensors, in the order of the dict, into a new file and syncs it to disk.
+
+    Returns JSON {"tensors": the table, "length": bytes, "sha256": hex}. `progress` is called with the bytes written and
+    those of the whole; what it raises ends the work. Raises ModelError when the file exists or cannot be written.
+    """
+
 def dequantize(dtype: str, data: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Decodes whole blocks of a weight type to f32 [weights]."""
-
-def matvec(
-    dtype: str, data: NDArray[np.uint8], x: NDArray[np.float32], *, precision: str = "fast", threads: int = 1
-) -> NDArray[np.float32]:
-    """Multiplies block rows [rows, row bytes] by x [columns] or [n, columns]: [rows] or [n, rows]."""
 
 def measure_read(buffer: NDArray[np.uint8], *, threads: int, prefetch: bool) -> float:
     """Reads the whole buffer once, in equal parts by `threads` threads; seconds."""

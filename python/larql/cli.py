@@ -31,6 +31,12 @@ class Precision(str, Enum):
     reference = "reference"
 
 
+class Competitor(str, Enum):
+    """An engine to compare with."""
+
+    llama_cpp = "llama.cpp"
+
+
 class _Commands(TyperGroup):
     """Ends a command that fails with one line on stderr and the right exit code."""
 
@@ -174,18 +180,124 @@ def tokenize(
             typer.echo(f"{token:>8}  {json.dumps(piece, ensure_ascii=False)}")
 
 
+@app.command()
+def bench(
+    model: ModelArgument,
+    cpu: Annotated[  # noqa: ARG001
+        bool, typer.Option("--cpu", help="Run on the CPU, the only backend there is.", show_default=False)
+    ] = True,
+    tokens: Annotated[int, typer.Option("--tokens", "-n", help="Tokens to decode in a run; none ends it.")] = 16,
+    warmup: Annotated[int, typer.Option(help="Runs that do not count.")] = 1,
+    repeat: Annotated[int, typer.Option(help="Runs that count; the medians are reported.")] = 5,
+    prompt: Annotated[str | None, typer.Option(help="The text to begin with, repeated where it is too short.")] = None,
+    prompt_tokens: Annotated[int, typer.Option(help="Length of the long prefill.")] = 512,
+    depth: Annotated[int | None, typer.Option(help="Tokens in the cache when decoding begins.")] = None,
+    threads: Annotated[str | None, typer.Option(help="Threads, or several numbers of them: 1,2.")] = None,
+    precision: Annotated[Precision, typer.Option(help="reference computes in f32, slowly.")] = Precision.fast,
+    profile: Annotated[bool, typer.Option("--profile", help="Show what the stages of a forward take.")] = False,
+    compare: Annotated[Competitor | None, typer.Option(help="Measure this engine in turn with ours.")] = None,
+    note: Annotated[str | None, typer.Option(help="What this measurement is of, for the record.")] = None,
+    as_json: JsonOption = False,
+    output_file: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the JSON object there, too.")] = None,
+) -> None:
+    """Measure speed: prefill, decoding, share of what the memory allows."""
+    if output_file and not output_file.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {output_file.parent}", param_hint="--output-file")
+
+    from larql.bench import PROMPT, BenchSettings
+    from larql.bench import bench as measure
+    from larql.bench_table import as_table
+
+    settings = BenchSettings(
+        tokens=tokens,
+        warmup=warmup,
+        repeat=repeat,
+        prompt=PROMPT if prompt is None else prompt,
+        prompt_tokens=prompt_tokens,
+        depth=depth,
+        threads=_thread_counts(threads),
+        precision=precision.value,
+        profile=profile,
+        compare=compare is not None,
+    )
+    record = measure(model, settings, note=note, say=_say)
+    typer.echo(json.dumps(record) if as_json else as_table(record))
+    if output_file:
+        _write(output_file, json.dumps(record, indent=1) + "\n")
+
+
+@app.command()
+def roofline(
+    repeat: Annotated[int, typer.Option(help="Rounds; the medians are reported.")] = 5,
+    plot: Annotated[Path | None, typer.Option(dir_okay=False, help="Draw the result into this file (.png).")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure what this machine's memory and arithmetic can do, by the number of threads."""
+    from larql.roofline import as_table, load_plotting, measure, save_plot
+
+    if plot:
+        load_plotting()  # a missing package is found out before the minutes of measuring
+    result = measure(repeat, say=_say)
+    typer.echo(json.dumps(result) if as_json else as_table(result))
+    if plot:
+        save_plot(result, plot)
+
+
+@app.command(name="eval")
+def evaluate(
+    model: ModelArgument,
+    text: Annotated[
+        Path | None,
+        typer.Argument(metavar="TEXT", exists=True, dir_okay=False, help="A file; by default a text of our own."),
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads; by default what suits the machine.")] = None,
+    precision: Annotated[Precision, typer.Option(help="What to compare to reference.")] = Precision.fast,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure a precision's error on a text: perplexity, and distance from f32 arithmetic."""
+    content = None if text is None else _read_text(text)
+
+    from larql.evaluate import evaluate as measure
+
+    report = measure(model, content, precision=precision.value, threads=threads)
+    typer.echo(json.dumps(report.as_data()) if as_json else report.as_table())
+
+
 def _read_prompt(prompt: str | None, file: Path | None) -> str:
     """The text from the argument, stdin or a file; of the latter two, one line end at the very end is dropped."""
     if (prompt is None) == (file is None):
         raise typer.BadParameter("give either PROMPT or --file")
     if prompt is not None and prompt != "-":
         return prompt
+    return _read_text(file).removesuffix("\n").removesuffix("\r")
+
+
+def _read_text(file: Path | None) -> str:
+    """The text of a file or of stdin."""
     data = file.read_bytes() if file else sys.stdin.buffer.read()
     try:
-        text = data.decode()
+        return data.decode()
     except UnicodeDecodeError as error:
         raise InputError(f"{file or 'stdin'} is not UTF-8 text (byte {error.start})") from error
-    return text.removesuffix("\n").removesuffix("\r")
+
+
+def _thread_counts(text: str | None) -> tuple[int, ...]:
+    """The numbers of a list with commas."""
+    parts = text.split(",") if text is not None else []
+    if not all(part.strip().isdigit() and int(part) >= 1 for part in parts):
+        raise typer.BadParameter(f"{text!r} is no list of thread counts such as 1,2", param_hint="--threads")
+    return tuple(map(int, parts))
+
+
+def _say(text: str) -> None:
+    typer.echo(f"larql: {text}", err=True)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise LarqlError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _print_pieces(stream: TextStream) -> None:

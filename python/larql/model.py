@@ -58,7 +58,7 @@ class Model:
                 f"the tokenizer has {self.tokenizer.vocab_size} tokens, but the embedding has {self.config.vocab_size}"
             )
         self.engine = Engine(
-            file.gguf, self.config.to_json(), tensor_names, precision=precision, threads=threads, context=context
+            (file.gguf, tensor_names), self.config.to_json(), precision=precision, threads=threads, context=context
         )
 
     def encode(self, text: str, bos: bool | None = None, special: bool = True) -> list[int]:

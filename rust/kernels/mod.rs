@@ -4,6 +4,9 @@
 //! tables give the same bits. Kernels know blocks, rows and columns; they know no model.
 
 pub mod math;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+mod panel_block;
 mod peaks;
 mod scalar;
 #[cfg(test)]
@@ -12,7 +15,7 @@ mod tests;
 pub use math::LANES;
 use math::Lanes;
 pub use peaks::READ_UNIT;
-pub use scalar::{AttentionTile, GROUP, QUANT_BLOCK, QuantisedRow, QuantisedRows, SoftmaxState, TILE, WeightRows};
+pub use scalar::{AttentionTile, GROUP, Panel, QUANT_BLOCK, QuantisedRow, QuantisedRows, SoftmaxState, TILE};
 
 use crate::error::{Result, input_error};
 
@@ -24,10 +27,10 @@ macro_rules! with_kernel_list {
     ($then:ident($($first:tt)*)) => {
         $then! {
             $($first)*
-            /// `out[c][r]` = row r of `w` (at most LANES rows, decoded to f32) times column c of `x` [columns, w.cols].
-            scalar fn matmul_f32(w: &WeightRows, x: &[f32], out: &mut [Lanes]) -> ();
+            /// `out[c][r]` = row r of `w`, decoded to f32, times column c of `x` [columns, w.cols].
+            scalar fn matmul_f32(w: &Panel, x: &[f32], out: &mut [Lanes]) -> ();
             /// The same with quantised weights and quantised columns, in integers block by block.
-            scalar fn matmul_int8(w: &WeightRows, x: &QuantisedRows, out: &mut [Lanes]) -> ();
+            scalar fn matmul_int8(w: &Panel, x: &QuantisedRows, out: &mut [Lanes]) -> ();
             /// Quantises `x` to int8 with one scale per QUANT_BLOCK elements.
             scalar fn quantise(x: &[f32], out: &mut QuantisedRow) -> ();
             /// `out` = `x` / sqrt(mean(x^2) + eps) * `weight` (Zhang and Sennrich, 2019).
@@ -91,13 +94,15 @@ macro_rules! define_portable {
 
 /// x86-64 with AVX2, FMA and F16C: Intel since Haswell (2013), AMD since Zen (2017).
 #[cfg(target_arch = "x86_64")]
-mod avx2 {
+mod avx2_table {
     use super::*;
 
     with_kernel_list!(define_portable("avx2" "avx2,fma,f16c,bmi1,bmi2"));
 
     static TABLE: Kernels = Kernels {
         // SAFETY: as for the portable kernels.
+        matmul_int8: |w, x, out| unsafe { avx2::matmul_int8(w, x, out) },
+        // SAFETY: the same.
         peak_int8: |rounds| unsafe { peaks::peak_int8_avx2(rounds) },
         ..PORTABLE
     };
@@ -116,7 +121,7 @@ mod avx2 {
 pub fn available() -> Vec<&'static Kernels> {
     let mut tables = vec![&SCALAR];
     #[cfg(target_arch = "x86_64")]
-    tables.extend(avx2::table());
+    tables.extend(avx2_table::table());
     tables
 }
 

@@ -6,45 +6,41 @@
 #![allow(clippy::needless_range_loop)] // loops over lanes read best by index
 
 use super::math::{self, LANES, Lanes};
-use crate::quant::{
-    DType,
-    blocks::{Unpacked, decode, unpack},
-};
+use super::panel_block::PanelBlock;
+use crate::pack::{PANEL, unpack_row};
+use crate::quant::{DType, blocks::decode};
 
-/// Weights that are unpacked at a time: a K-quant block, or eight blocks of 32.
+/// Columns of weights and activations that are padded together: the longest block.
 pub const GROUP: usize = 256;
 /// Activations that share one scale.
 pub const QUANT_BLOCK: usize = 16;
 
-/// Some rows of a weight matrix, as stored.
-pub struct WeightRows<'a> {
+const _: () = assert!(LANES == PANEL, "lanes are rows of a panel");
+
+/// PANEL rows of a weight matrix, packed as `pack` describes.
+#[derive(Clone, Copy)]
+pub struct Panel<'a> {
     /// Storage type.
     pub dtype: DType,
     /// Columns.
     pub cols: usize,
-    /// The rows' blocks, one row after the other.
+    /// Panel blocks, one for each block of a row.
     pub bytes: &'a [u8],
 }
 
-impl WeightRows<'_> {
+impl<'a> Panel<'a> {
+    /// Bytes of a panel block.
     #[inline(always)]
-    fn row_bytes(&self) -> usize {
-        self.cols / self.dtype.block_len() * self.dtype.block_bytes()
+    pub fn block_bytes(&self) -> usize {
+        PANEL * self.dtype.block_bytes()
     }
 
-    /// The bytes of each row's `len` weights from column `start`, both whole blocks.
+    /// Panel blocks that together hold GROUP columns (the last one: the rest), with the first of these columns.
     #[inline(always)]
-    fn pieces(&self, start: usize, len: usize) -> impl Iterator<Item = &[u8]> {
-        let bytes_of = |cols: usize| cols / self.dtype.block_len() * self.dtype.block_bytes();
-        let range = bytes_of(start)..bytes_of(start + len);
-        self.bytes.chunks_exact(self.row_bytes()).map(move |row| &row[range.clone()])
+    fn groups(&self) -> impl Iterator<Item = (usize, &'a [u8])> {
+        let group_bytes = GROUP / self.dtype.block_len() * self.block_bytes();
+        self.bytes.chunks(group_bytes).enumerate().map(|(i, group)| (i * GROUP, group))
     }
-}
-
-/// Pieces of at most GROUP that cover `cols`: (start, length).
-#[inline(always)]
-fn groups(cols: usize) -> impl Iterator<Item = (usize, usize)> {
-    (0..cols).step_by(GROUP).map(move |start| (start, GROUP.min(cols - start)))
 }
 
 /// One column of activations in int8: `x[i]` is about `quants[i] * scales[i / QUANT_BLOCK]`.
@@ -70,25 +66,38 @@ pub struct QuantisedRows<'a> {
 }
 
 #[inline(always)]
-pub fn matmul_f32(w: &WeightRows, x: &[f32], out: &mut [Lanes]) {
-    let mut row = [0.0; GROUP];
-    let mut panel = [[0.0; LANES]; GROUP];
+pub fn matmul_f32(w: &Panel, x: &[f32], out: &mut [Lanes]) {
+    let mut decoded = [[0.0; LANES]; GROUP];
     out.fill([0.0; LANES]);
-    for (start, len) in groups(w.cols) {
-        for (r, piece) in w.pieces(start, len).enumerate() {
-            decode(w.dtype, piece, &mut row[..len]);
-            for (lanes, value) in panel.iter_mut().zip(&row[..len]) {
-                lanes[r] = *value;
-            }
-        }
+    for (start, group) in w.groups() {
+        let len = GROUP.min(w.cols - start);
+        decode_group(w.dtype, group, &mut decoded[..len]);
         let column = |c: usize| &x[c * w.cols + start..][..len];
         let (fours, rest) = out.as_chunks_mut::<4>();
         let n_in_fours = fours.len() * 4;
         for (i, four) in fours.iter_mut().enumerate() {
-            multiply_panel(&panel[..len], [0, 1, 2, 3].map(|c| column(4 * i + c)), four);
+            multiply_panel(&decoded[..len], [0, 1, 2, 3].map(|c| column(4 * i + c)), four);
         }
         for (i, one) in rest.iter_mut().enumerate() {
-            multiply_panel(&panel[..len], [column(n_in_fours + i)], std::array::from_mut(one));
+            multiply_panel(&decoded[..len], [column(n_in_fours + i)], std::array::from_mut(one));
+        }
+    }
+}
+
+/// The weights of some panel blocks as f32, [k, LANES].
+#[inline(always)]
+fn decode_group(dtype: DType, group: &[u8], out: &mut [Lanes]) {
+    if !dtype.is_quantised() {
+        return decode(dtype, group, out.as_flattened_mut());
+    }
+    let (mut blocks, mut row) = ([0; GROUP * 34 / 32], [0.0; GROUP]);
+    let blocks = &mut blocks[..group.len() / PANEL];
+    let row = &mut row[..out.len()];
+    for r in 0..PANEL {
+        unpack_row(dtype, group, r, blocks);
+        decode(dtype, blocks, row);
+        for (lanes, value) in out.iter_mut().zip(&*row) {
+            lanes[r] = *value;
         }
     }
 }
@@ -110,65 +119,44 @@ fn multiply_panel<const N: usize>(panel: &[Lanes], x: [&[f32]; N], acc: &mut [La
 }
 
 #[inline(always)]
-pub fn matmul_int8(w: &WeightRows, x: &QuantisedRows, out: &mut [Lanes]) {
-    let mut unpacked = Unpacked::default();
-    let mut sums = vec![[0.0; LANES]; out.len()];
-    let piece_bytes = GROUP / w.dtype.block_len() * w.dtype.block_bytes();
+pub fn matmul_int8(w: &Panel, x: &QuantisedRows, out: &mut [Lanes]) {
+    let mut block = PanelBlock::new();
     out.fill([0.0; LANES]);
-    for (r, row) in w.bytes.chunks_exact(w.row_bytes()).enumerate() {
-        sums.fill([0.0; LANES]);
-        for (g, piece) in row.chunks(piece_bytes).enumerate() {
-            let len = unpack(w.dtype, piece, &mut unpacked);
-            unpacked.quants[len..].fill(0);
-            unpacked.scales[len / QUANT_BLOCK..].fill(0.0);
-            unpacked.mins[len / QUANT_BLOCK..].fill(0.0);
-            for (c, sum) in sums.iter_mut().enumerate() {
-                multiply_group(&unpacked, x, c * x.stride + g * GROUP, sum);
+    for (i, bytes) in w.bytes.chunks_exact(w.block_bytes()).enumerate() {
+        block.unpack(w.dtype, bytes);
+        for (c, acc) in out.iter_mut().enumerate() {
+            multiply_block(&block, x, c * x.stride + i * w.dtype.block_len(), acc);
+        }
+    }
+}
+
+/// `acc` += one panel block times the activations from `start`.
+///
+/// Row r's sum is d * sum_s(scale * sum_k(quant * x_quant) * x_scale) - m * sum_s(min * x_sum), over the sub-blocks s of
+/// QUANT_BLOCK columns: exact integers within a sub-block, one fused multiply-add for each sub-block and block.
+#[inline(always)]
+fn multiply_block(w: &PanelBlock, x: &QuantisedRows, start: usize, acc: &mut Lanes) {
+    let (mut products, mut mins) = ([0.0; LANES], [0.0; LANES]);
+    for s in 0..w.n_sub_blocks {
+        let first = start + s * QUANT_BLOCK;
+        let (x_scale, x_sum) = (x.scales[first / QUANT_BLOCK], x.sums[first / QUANT_BLOCK]);
+        let mut sums = [0; LANES];
+        for (quants, x_quant) in w.quants[s * QUANT_BLOCK..].iter().zip(&x.quants[first..first + QUANT_BLOCK]) {
+            for r in 0..LANES {
+                sums[r] += i32::from(quants[r]) * i32::from(*x_quant);
             }
         }
-        for (lanes, sum) in out.iter_mut().zip(&sums) {
-            lanes[r] = math::sum(*sum);
+        for r in 0..LANES {
+            products[r] = x_scale.mul_add((sums[r] * w.scales[s][r]) as f32, products[r]);
+            mins[r] = x_sum.mul_add(w.mins[s][r], mins[r]);
         }
     }
-}
-
-/// `acc` += one group of weights times the activations from `start`, spread over the lanes: even blocks' products to
-/// the lower half, odd blocks' to the upper half, block b's minimum to lane b.
-#[inline(always)]
-fn multiply_group(w: &Unpacked, x: &QuantisedRows, start: usize, acc: &mut Lanes) {
-    const BLOCKS: usize = GROUP / QUANT_BLOCK;
-    let x_quants: &[i8; GROUP] = x.quants[start..].first_chunk().expect("columns are padded to whole groups");
-    let of_blocks = |values: &[f32]| -> [f32; BLOCKS] {
-        *values[start / QUANT_BLOCK..].first_chunk().expect("columns are padded to whole groups")
-    };
-    let (x_scales, x_sums) = (of_blocks(x.scales), of_blocks(x.sums));
-    let mut sums = *acc;
-    let mut scales = [0.0; BLOCKS];
-    for b in 0..BLOCKS {
-        scales[b] = w.scales[b] * x_scales[b];
-        sums[b] = (-w.mins[b]).mul_add(x_sums[b], sums[b]);
-    }
-    let (w_pairs, x_pairs) = (w.quants.as_chunks::<32>().0, x_quants.as_chunks::<32>().0);
-    for pair in 0..BLOCKS / 2 {
-        let (w, x) = (&w_pairs[pair], &x_pairs[pair]);
-        let (mut products, mut lane_scales) = ([0; LANES], [0.0; LANES]);
-        for i in 0..8 {
-            // Two products of at most 128 * 127 fit in 16 bits.
-            products[i] = product(w[i], x[i]) + product(w[i + 8], x[i + 8]);
-            products[i + 8] = product(w[i + 16], x[i + 16]) + product(w[i + 24], x[i + 24]);
-            lane_scales[i] = scales[2 * pair];
-            lane_scales[i + 8] = scales[2 * pair + 1];
-        }
-        for i in 0..LANES {
-            sums[i] = lane_scales[i].mul_add(f32::from(products[i]), sums[i]);
+    for r in 0..LANES {
+        acc[r] = w.d[r].mul_add(products[r], acc[r]);
+        if w.has_min {
+            acc[r] = (-w.m[r]).mul_add(mins[r], acc[r]);
         }
     }
-    *acc = sums;
-}
-
-#[inline(always)]
-fn product(w: i8, x: i8) -> i16 {
-    i16::from(w) * i16::from(x)
 }
 
 #[inline(always)]

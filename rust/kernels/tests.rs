@@ -1,6 +1,7 @@
 //! Every table against the scalar one, bit for bit, and against f64.
 
 use super::*;
+use crate::pack::pack_panel;
 use crate::quant::{DType, blocks};
 
 /// A small random number generator (xorshift64*), so that every run sees the same cases.
@@ -109,7 +110,10 @@ fn products_have_the_scalar_bits_and_are_close_to_f64() {
         for cols in widths(dtype) {
             for n_rows in [1, 3, LANES - 1, LANES] {
                 let bytes = rng.weights(dtype, n_rows * cols / dtype.block_len());
-                let w = WeightRows { dtype, cols, bytes: &bytes };
+                let row_bytes = bytes.len() / n_rows;
+                let mut panel = vec![0xee; LANES * row_bytes];
+                pack_panel(dtype, row_bytes, &bytes, &mut panel);
+                let w = Panel { dtype, cols, bytes: &panel };
                 let mut decoded = vec![0.0; n_rows * cols];
                 blocks::decode(dtype, &bytes, &mut decoded);
                 for n in [1, 2, 3, 4, 5, 8, 9, 16, 33] {
@@ -120,7 +124,7 @@ fn products_have_the_scalar_bits_and_are_close_to_f64() {
     }
 }
 
-fn check_products(w: &WeightRows, decoded: &[f32], x: &[f32], n: usize) {
+fn check_products(w: &Panel, decoded: &[f32], x: &[f32], n: usize) {
     let cols = w.cols;
     let blank = vec![[f32::NAN; LANES]; n];
     let (mut want_f32, mut want_int8) = (blank.clone(), blank.clone());
@@ -129,8 +133,10 @@ fn check_products(w: &WeightRows, decoded: &[f32], x: &[f32], n: usize) {
     if w.dtype.is_quantised() {
         (SCALAR.matmul_int8)(w, &quantised.rows(), &mut want_int8);
     }
+    let n_rows = decoded.len() / cols;
     for c in 0..n {
         let int8 = quantised.column(c, cols);
+        assert!(want_f32[c][n_rows..].iter().all(|v| *v == 0.0), "rows past the last are zeros");
         for (r, row) in decoded.chunks_exact(cols).enumerate() {
             let near = |got: f32, (sum, size): (f64, f64)| {
                 assert!((f64::from(got) - sum).abs() <= 1e-5 * size, "{:?} {cols} {n}: {got} {sum}", w.dtype);
