@@ -27,22 +27,20 @@ fn fields(dtype: DType) -> &'static [Field] {
         DType::Q8_0 => &[(0, 2, 2), (2, 32, 4)],
         DType::Q4_K => &[(0, 2, 2), (2, 2, 2), (4, 12, 1), (16, 128, 4)],
         DType::Q5_K => &[(0, 2, 2), (2, 2, 2), (4, 12, 1), (16, 32, 4), (48, 128, 4)],
-        // 128 columns are 4 quarters of 8 units, whose quants share bytes: 4 units of each at a time.
+        // In the order of use: of 128 columns, the first two quarters' halves with the high bits of all, then the others.
         DType::Q6_K => &[
             (208, 2, 2),
             (192, 16, 1),
             (128, 16, 4),
             (0, 16, 4),
-            (32, 16, 4),
             (144, 16, 4),
             (16, 16, 4),
-            (48, 16, 4),
+            (32, 32, 4),
             (160, 16, 4),
             (64, 16, 4),
-            (96, 16, 4),
             (176, 16, 4),
             (80, 16, 4),
-            (112, 16, 4),
+            (96, 32, 4),
         ],
     }
 }

@@ -124,12 +124,13 @@ def test_the_figures_of_llama_cpp_come_out_again(name: str) -> None:
     model = Model(open_model(path), precision="reference")
     ids = model.encode(bundled_text())
     with llama_cpp_rows(path, ids, threads=2) as (about, peer):
-        if "AVX2 = 1" not in about or "AVX512 = 1" in about:
-            pytest.skip(f"the figures are those of an AVX2 build, this is {about}")
         got = compare(ids, engine_rows(model.engine, ids), {"llama.cpp": peer}).paths["llama.cpp"]
-    for figure, expected in golden(name)["llama.cpp"].items():
-        if figure != "version":
-            assert getattr(got, figure) == pytest.approx(expected, rel=0.1), figure
+    expected = {name: value for name, value in golden(name)["llama.cpp"].items() if name != "version"}
+    if "AVX2 = 1" not in about or "AVX512 = 1" in about:
+        # The figures are those of an AVX2 build. Others round sums differently, which moves averages of KL by a
+        # quarter.
+        expected = {name: expected[name] for name in ("kl_first", "top1", "perplexity")}
+    assert {name: getattr(got, name) for name in expected} == pytest.approx(expected, rel=0.1)
 
 
 # The command and the peer

@@ -283,6 +283,7 @@ def _send_llama_cpp_rows() -> None:
             n_batch=_PEER_BATCH,
             n_threads=int(threads),
             n_threads_batch=int(threads),
+            flash_attn=True,  # as llama.cpp's own programs do
             logits_all=True,
             verbose=False,
         )

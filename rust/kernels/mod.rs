@@ -6,9 +6,13 @@
 pub mod math;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod packed;
 mod panel_block;
 mod peaks;
 mod scalar;
+mod simd;
 #[cfg(test)]
 mod tests;
 
@@ -92,7 +96,6 @@ macro_rules! define_portable {
     };
 }
 
-/// x86-64 with AVX2, FMA and F16C: Intel since Haswell (2013), AMD since Zen (2017).
 #[cfg(target_arch = "x86_64")]
 mod avx2_table {
     use super::*;
@@ -117,11 +120,37 @@ mod avx2_table {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
+mod avx512_table {
+    use super::*;
+
+    with_kernel_list!(define_portable(
+        "avx512vnni" "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c,bmi1,bmi2"
+    ));
+
+    static TABLE: Kernels = Kernels {
+        // SAFETY: as for the portable kernels.
+        matmul_int8: |w, x, out| unsafe { avx512::matmul_int8(w, x, out) },
+        // SAFETY: the same.
+        peak_int8: |rounds| unsafe { peaks::peak_int8_vnni(rounds) },
+        ..PORTABLE
+    };
+
+    pub fn table() -> Option<&'static Kernels> {
+        let has_all = avx2_table::table().is_some()
+            && is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vnni");
+        has_all.then_some(&TABLE)
+    }
+}
+
 /// The tables that this CPU can run, slowest first.
 pub fn available() -> Vec<&'static Kernels> {
     let mut tables = vec![&SCALAR];
     #[cfg(target_arch = "x86_64")]
-    tables.extend(avx2_table::table());
+    tables.extend([avx2_table::table(), avx512_table::table()].into_iter().flatten());
     tables
 }
 

@@ -88,11 +88,13 @@ impl PanelBlock {
                     self.mins[s] = scales.map(|scale| f32::from(scale as i8));
                 }
                 self.set_quants(256, |k, r| {
-                    // Per 128 columns two parts, each of 4 units of high bits, then 2 * 4 units of nibbles.
-                    let (half, quarter, i) = (k / 128, k % 128 / 32, k % 32);
-                    let part = &bytes[288 + (2 * half + i / 16) * 768..][..768];
-                    let low = part[256 + 256 * (quarter % 2) + unit(i % 16, r)] >> (4 * (quarter / 2)) & 15;
-                    let high = part[unit(i % 16, r)] >> (2 * quarter) & 3;
+                    // Per 128 columns 24 units: high bits and nibbles by turns of 4, then 8 more of nibbles.
+                    let (quarter, i) = (k % 128 / 32, k % 32);
+                    let units = &bytes[288 + k / 128 * 24 * 4 * LANES..];
+                    let turn = i / 16 * 8;
+                    let low = if quarter % 2 == 0 { unit(4 * (turn + 4) + i % 16, r) } else { unit(4 * 16 + i, r) };
+                    let low = units[low] >> (4 * (quarter / 2)) & 15;
+                    let high = units[unit(4 * turn + i % 16, r)] >> (2 * quarter) & 3;
                     i16::from(low | high << 4)
                 });
             }

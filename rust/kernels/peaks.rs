@@ -102,3 +102,20 @@ pub fn peak_int8_avx2(rounds: usize) -> usize {
     black_box(sums);
     rounds * CHAINS * 32
 }
+
+/// `peak_int8` by `vpdpbusd`: 64 products an instruction, summed in 32 bits.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512vnni")]
+pub fn peak_int8_vnni(rounds: usize) -> usize {
+    use std::arch::x86_64::{_mm512_dpbusd_epi32, _mm512_set1_epi8};
+    const CHAINS: usize = 10;
+    let weights = black_box(_mm512_set1_epi8(3));
+    let mut sums = black_box([_mm512_set1_epi8(5); CHAINS]);
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            *sum = _mm512_dpbusd_epi32(*sum, weights, *sum);
+        }
+    }
+    black_box(sums);
+    rounds * CHAINS * 64
+}

@@ -1,0 +1,71 @@
+//! What a vector unit must offer to multiply packed weights: a few operations on the rows of a group.
+//!
+//! A group is the ROWS rows of a panel that one vector holds. Whatever the width, every operation is exact or rounds
+//! each row by itself, so kernels built from them give the same bits on all of them.
+
+/// How wide quants are, and so how many products fit into 16 bits; |x| <= 127.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Quants {
+    /// At most 31: eight products make at most 8 * 31 * 127 = 31,496.
+    UpTo31,
+    /// At most 63: four products make at most 4 * 63 * 127 = 32,004.
+    UpTo63,
+    /// From -128 to 127: two products make at most 2 * 128 * 127 = 32,512.
+    Signed,
+}
+
+/// A vector unit.
+///
+/// # Safety
+/// Every function may be called only where the CPU has the instruction set, with pointers to as many bytes as it reads,
+/// and must be inlined into a function that is compiled for it: so no closures.
+pub trait Simd {
+    /// Rows of a group.
+    const ROWS: usize;
+    /// Four bytes for each row.
+    type Bytes: Copy;
+    /// An integer scale for each row, in the form that `sub_block_sum` wants.
+    type Scale: Copy;
+    /// An f32 for each row.
+    type Floats: Copy;
+
+    /// Reads 4 * ROWS bytes.
+    unsafe fn bytes(at: *const u8) -> Self::Bytes;
+    /// Keeps the bits of `mask` in each byte.
+    unsafe fn and(a: Self::Bytes, mask: u8) -> Self::Bytes;
+    /// Joins bits.
+    unsafe fn or(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// Shifts pairs of bytes to the right; bits that cross over between bytes are for the caller to mask.
+    unsafe fn shift_right<const BITS: u32>(a: Self::Bytes) -> Self::Bytes;
+    /// Shifts pairs of bytes to the left.
+    unsafe fn shift_left<const BITS: u32>(a: Self::Bytes) -> Self::Bytes;
+
+    /// Scales of 1.
+    unsafe fn unit_scale() -> Self::Scale;
+    /// Scales from one unsigned byte for each row.
+    unsafe fn unsigned_scale(at: *const u8) -> Self::Scale;
+    /// Scales from one signed byte for each row.
+    unsafe fn signed_scale(at: *const u8) -> Self::Scale;
+    /// The sum over 16 columns of quants times activations, times the scale: quants of four columns in each of `w`,
+    /// the activations at `x`. Exact: it is below 2^24.
+    unsafe fn sub_block_sum(kind: Quants, w: [Self::Bytes; 4], x: *const i8, scale: Self::Scale) -> Self::Floats;
+
+    /// The same number for each row.
+    unsafe fn splat(value: f32) -> Self::Floats;
+    /// From one f16 for each row.
+    unsafe fn from_f16(at: *const u8) -> Self::Floats;
+    /// From one unsigned byte for each row.
+    unsafe fn from_unsigned(at: *const u8) -> Self::Floats;
+    /// From one signed byte for each row.
+    unsafe fn from_signed(at: *const u8) -> Self::Floats;
+    /// a * b
+    unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// a * b + c, rounded once.
+    unsafe fn mul_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+    /// c - a * b, rounded once.
+    unsafe fn negated_mul_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+    /// Writes ROWS numbers.
+    unsafe fn store(a: Self::Floats, to: *mut f32);
+    /// Asks for the cache line at an address, which may lie outside any object.
+    unsafe fn prefetch(at: *const u8);
+}
