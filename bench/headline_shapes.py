@@ -44,7 +44,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, LlamaFileTy
 from numpy.typing import NDArray
 
 from larql.errors import ModelError
-from larql.source import open_model
+from larql.source import open_gguf
 
 F32 = GGMLQuantizationType.F32
 Q4_K = GGMLQuantizationType.Q4_K
@@ -352,7 +352,7 @@ def _add_metadata(writer: GGUFWriter, shape: Shape) -> None:
 
 def _add_gemma_vocabulary(writer: GGUFWriter, size: int) -> None:
     """The first `size` tokens of Gemma 3, with everything else that Gemma 3 270M says of them."""
-    metadata = open_model("gemma3-270m").metadata
+    metadata = open_gguf("gemma3-270m").metadata
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(metadata["tokenizer.ggml.tokens"][:size])

@@ -6,6 +6,9 @@ pub enum Error {
     /// The model file, or its metadata, cannot be used.
     #[error("{0}")]
     Model(String),
+    /// A file cannot be written.
+    #[error("{0}")]
+    Write(std::io::Error),
     /// The caller's arguments do not make sense.
     #[error("{0}")]
     Input(String),

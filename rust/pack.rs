@@ -169,4 +169,34 @@ mod tests {
         assert_eq!(packed_len(DType::Q4_0, 17, 64), Some(2 * PANEL * 36));
         assert_eq!(packed_len(DType::Q4_0, 17, 33), None);
     }
+
+    /// A change here makes every .vindex folder that exists unreadable: raise VERSION in python/larql/vindex.py with it.
+    #[test]
+    fn the_layout_stays() {
+        for (dtype, want) in DType::all().zip(LAYOUTS) {
+            let row_bytes = 2 * dtype.block_bytes();
+            let source: Vec<u8> = (0..PANEL * row_bytes).map(|i| (i * i % 253) as u8).collect();
+            let mut panel = vec![0; source.len()];
+            pack_panel(dtype, row_bytes, &source, &mut panel);
+            // FNV-1a
+            let hash =
+                panel.iter().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3));
+            assert_eq!(hash, want, "{dtype:?}");
+        }
+    }
+
+    /// Hashes of a packed panel of each type, in the order of `DType::all`.
+    const LAYOUTS: [u64; 11] = [
+        0x6bbc_8b7f_272c_4948,
+        0x1989_ca1a_bacc_c051,
+        0x1989_ca1a_bacc_c051,
+        0xb8a7_d843_4171_bfd6,
+        0x9737_9609_ac6c_eff8,
+        0xe727_7fdb_9acc_b607,
+        0x7cc9_c186_46a3_7aa8,
+        0xe584_d7b0_2efb_44db,
+        0xf8e9_ec31_1a22_43cc,
+        0x9348_f97d_c4a2_b17a,
+        0xd3c2_4bc0_4607_24bb,
+    ];
 }

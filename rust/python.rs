@@ -21,6 +21,7 @@ use numpy::{
     PyReadonlyArrayDyn, PyUntypedArrayMethods,
 };
 use pyo3::IntoPyObjectExt;
+use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 use std::collections::HashMap;
@@ -34,6 +35,7 @@ const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 impl From<Error> for PyErr {
     fn from(error: Error) -> Self {
         let (class, text) = match &error {
+            Error::Write(error) => return PyOSError::new_err(error.to_string()),
             Error::Model(text) => ("ModelError", text.clone()),
             Error::Input(text) => ("InputError", text.clone()),
             Error::Context { .. } => ("ContextError", error.to_string()),

@@ -151,7 +151,8 @@ pub struct Written {
 /// bytes written so far and those of the whole; its error ends the work.
 ///
 /// # Errors
-/// `Error::Model` when the file exists or cannot be written, or a tensor is missing; those of `progress`.
+/// `Error::Write` when the file exists or cannot be written, `Error::Model` when a tensor is missing; those of
+/// `progress`.
 pub fn write_weights(
     crew: &Crew,
     gguf: &Gguf,
@@ -175,34 +176,29 @@ pub fn write_weights(
 }
 
 /// A file that is hashed as it is written.
-struct Output<'a> {
-    path: &'a Path,
+struct Output {
     file: File,
     hash: Sha256,
     length: usize,
 }
 
-impl<'a> Output<'a> {
-    fn create(path: &'a Path) -> Result<Self> {
-        let file = File::create_new(path).map_err(|e| unwritable(path, e))?;
-        Ok(Self { path, file, hash: Sha256::new(), length: 0 })
+impl Output {
+    fn create(path: &Path) -> Result<Self> {
+        let file = File::create_new(path).map_err(Error::Write)?;
+        Ok(Self { file, hash: Sha256::new(), length: 0 })
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.hash.update(bytes);
         self.length += bytes.len();
-        self.file.write_all(bytes).map_err(|e| unwritable(self.path, e))
+        self.file.write_all(bytes).map_err(Error::Write)
     }
 
     fn finish(self, tensors: Vec<PackedTensor>) -> Result<Written> {
-        self.file.sync_all().map_err(|e| unwritable(self.path, e))?;
+        self.file.sync_all().map_err(Error::Write)?;
         let sha256 = self.hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
         Ok(Written { tensors, length: self.length, sha256 })
     }
-}
-
-fn unwritable(path: &Path, error: io::Error) -> Error {
-    model_error!("{}: cannot be written: {error}", path.display())
 }
 
 /// Takes a piece of a packed tensor: its row of the table (offset 0), the bytes that came before, the piece.

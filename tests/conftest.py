@@ -7,6 +7,8 @@ one look for NAME.gguf in the folder that LARQL_TEST_MODELS names, and are skipp
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,16 @@ def model_path(name: str) -> Path:
     if name.startswith("qwen"):
         pytest.skip(f"{name}.gguf is not in the folder that LARQL_TEST_MODELS names")
     return resolve(name)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache for this run, also for the programs that it starts, instead of the user's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("LARQL_CACHE", str(folder))
+        yield
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")

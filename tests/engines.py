@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from larql._core import Engine, Sequence
 from larql.families import read_model
-from larql.source import ModelFile
+from larql.gguf_file import GgufFile
 
 Array = NDArray[np.float32]
 
 
 def open_engine(path: Path, precision: str, threads: int | None = None, context: int | None = None) -> Engine:
-    file = ModelFile(path)
+    file = GgufFile(path)
     config, names = read_model(file)
     return Engine((file.gguf, names), config.to_json(), precision=precision, threads=threads, context=context)
 

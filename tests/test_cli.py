@@ -45,6 +45,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     fake.loaded_with = []
 
     def load(name: str, **options: Any) -> Any:
+        assert callable(options.pop("progress"))
         fake.loaded_with.append((name, options))
         model = larql.model.Model.__new__(larql.model.Model)
         model.engine = fake
@@ -63,7 +64,7 @@ def test_text_goes_to_stdout_and_nothing_else(run: Run, engine: FakeEngine) -> N
     assert result.exit_code == 0
     assert result.stdout == "twothreefourfive\n"
     assert result.stderr == ""
-    assert engine.loaded_with == [("m", {"threads": None, "context": None, "precision": "fast"})]
+    assert engine.loaded_with == [("m", {"threads": None, "context": None, "precision": "fast", "cache": True})]
 
 
 def test_options_arrive(run: Run, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,12 +76,12 @@ def test_options_arrive(run: Run, engine: FakeEngine, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(larql.model, "Sampler", make_sampler)
     result = run(
-        *("generate", "m", "one", "-n", "3", "--threads", "2", "--ctx", "64", "--precision", "reference"),
+        *("generate", "m", "one", "-n", "3", "--threads", "2", "--ctx", "64", "--precision", "reference", "--no-cache"),
         *("--temperature", "0.5", "--top-k", "9", "--top-p", "0.8", "--min-p", "0.1", "--repeat-penalty", "1.1"),
         *("--seed", "7", "--stop", "nine", "--stop", "four"),
     )
     assert result.stdout == "twothree\n"
-    assert engine.loaded_with == [("m", {"threads": 2, "context": 64, "precision": "reference"})]
+    assert engine.loaded_with == [("m", {"threads": 2, "context": 64, "precision": "reference", "cache": False})]
     assert samplers[0].options == {
         "temperature": 0.5,
         "top_k": 9,
@@ -199,7 +200,7 @@ def test_version(run: Run) -> None:
     assert run("--version").stdout == f"larql {larql.__version__}\n"
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["inspect"], ["tokenize"]])
+@pytest.mark.parametrize("command", [[], ["generate"], ["inspect"], ["tokenize"], ["convert"], ["verify"]])
 def test_help(run: Run, command: list[str]) -> None:
     result = run(*command, "--help")
     assert result.exit_code == 0

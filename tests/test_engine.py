@@ -20,7 +20,7 @@ from engines import feed, logits_at, open_engine
 from larql._core import Engine, Matrix, Sampler, dequantize
 from larql.errors import ContextError, InputError, ModelError
 from larql.families import read_model
-from larql.source import ModelFile
+from larql.gguf_file import GgufFile
 from tiny_models import WEIGHT_TYPES, random_blocks, write_tiny_model
 
 IDS = [(5 * i) % 301 for i in range(30)]
@@ -102,7 +102,7 @@ def test_options_out_of_range(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_tensors_that_do_not_fit(tiny_path: Path) -> None:
-    file = ModelFile(tiny_path)
+    file = GgufFile(tiny_path)
     config, names = read_model(file)
     wrong_shape = r"tensor token_embd\.weight \(embed_tokens\) has shape .* is expected"
     with pytest.raises(ModelError, match=wrong_shape):

@@ -14,7 +14,7 @@ from larql.config import LayerConfig, ModelConfig, RopeConfig
 from larql.errors import ModelError
 from larql.families import FAMILIES, read_model
 from larql.families.keys import TensorInfo
-from larql.source import open_model
+from larql.gguf_file import GgufFile
 from tiny_models import write_tiny_model
 
 LLAMA_LAYER = (
@@ -328,14 +328,14 @@ def test_long_lists_of_tensors_are_cut() -> None:
 
 @pytest.mark.parametrize("family", LAYER_TENSORS)
 def test_files_of_every_family(tmp_path: Path, family: str) -> None:
-    file = open_model(write_tiny_model(tmp_path / "tiny.gguf", family, "Q8_0"))
+    file = GgufFile(write_tiny_model(tmp_path / "tiny.gguf", family, "Q8_0"))
     config, names = read_model(file)
     assert set(names.values()) == set(file.tensors)
     assert config.vocab_size == file.tensors["token_embd.weight"].shape[0]
 
 
 def test_gemma_270m(gemma_path: Path) -> None:
-    config, names = read_model(open_model(gemma_path))
+    config, names = read_model(GgufFile(gemma_path))
     local = LayerConfig(RopeConfig(10_000.0, 256, "half"), window=512)
     full = LayerConfig(RopeConfig(1_000_000.0, 256, "half"))
     assert config == ModelConfig(
@@ -359,7 +359,7 @@ def test_gemma_270m(gemma_path: Path) -> None:
 
 
 def test_smollm_135m(smollm_path: Path) -> None:
-    config, _ = read_model(open_model(smollm_path))
+    config, _ = read_model(GgufFile(smollm_path))
     assert config == ModelConfig(
         vocab_size=49_152,
         hidden_size=576,
@@ -389,7 +389,7 @@ def test_qwen_coder(
     head_dim: int,
     n_layers: int,
 ) -> None:
-    config, _ = read_model(open_model(request.getfixturevalue(fixture)))
+    config, _ = read_model(GgufFile(request.getfixturevalue(fixture)))
     assert config == ModelConfig(
         vocab_size=151_936,
         hidden_size=width,

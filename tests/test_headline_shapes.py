@@ -14,7 +14,7 @@ from gguf.quants import dequantize
 
 import larql
 from engines import feed, open_engine
-from larql.source import ModelFile
+from larql.gguf_file import GgufFile
 from reference import Reference
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
@@ -58,7 +58,7 @@ def test_the_mix_is_the_published_one(name: str) -> None:
 
 def test_the_rule_gives_the_tensors_of_a_real_file(gemma_path: Path) -> None:
     of_270m = replace(SHAPES["gemma3-1b"], width=640, feed_forward=2048, n_layers=18)
-    expected = [(name, info.type, info.shape) for name, info in ModelFile(gemma_path).tensors.items()]
+    expected = [(name, info.type, info.shape) for name, info in GgufFile(gemma_path).tensors.items()]
     assert [(tensor.name, tensor.kind.name, tensor.shape) for tensor in tensors(of_270m)] == expected
 
 

@@ -48,26 +48,38 @@ PYTHON = {
     "errors": "",
     "config": "",
     "families": "config",
-    "cache": "",
-    "packaged": "cache",
-    "source": "packaged families _core",
+    "files": "",
+    "cache": "files",
+    "packaged": "cache files",
     "pretokenizers": "",
-    "tokenizer": "pretokenizers",
+    "spm_merges": "",
+    "tokenizer": "spm_merges pretokenizers",
+    "model_file": "tokenizer families config _core",
+    "gguf_file": "tokenizer cache families config _core",
+    "typed_json": "",
+    "vindex": "typed_json tokenizer files families config _core",
+    "convert": "vindex gguf_file model_file typed_json files _core",
+    "verify": "vindex gguf_file model_file",
+    "source": "convert vindex gguf_file model_file packaged cache files",
     "session": "_core",
     "generate": "session tokenizer _core",
-    "model": "generate session tokenizer source families _core",
-    "inspect": "model source",
-    "evaluate": "model source _core",
+    "model": "generate session source model_file _core",
+    "inspect": "model vindex model_file",
+    "evaluate": "model source model_file _core",
     "machine": "",
-    "roofline": "machine cache _core",
+    "roofline": "machine cache files _core",
     "peer_worker": "",
     "peer": "",
     "contest": "peer model _core",
     "figures": "contest model config",
-    "bench": "figures contest peer roofline machine inspect model source cache _core",
+    "bench": "figures contest peer roofline machine inspect model source model_file _core",
     "bench_table": "",
     "__init__": "model generate session _core",
-    "cli": "bench_table bench roofline evaluate inspect model generate tokenizer source _core",
+    "progress": "",
+    "cli": (
+        "progress bench_table bench roofline evaluate inspect model generate verify convert source vindex model_file "
+        "_core"
+    ),
 }
 # The modules at the end of the chains: nothing imports them.
 PYTHON_ENDS = {"__init__", "cli"}
@@ -111,7 +123,7 @@ RUST_ABSENCES = (
 
 PYTHON_ABSENCES = (
     # Patterns are matched with imported modules, dotted.
-    Absence("only cli.py talks to a terminal", r"typer(\..*)?|rich(\..*)?", "cli.py"),
+    Absence("only cli.py and progress.py talk to a terminal", r"typer(\..*)?|rich(\..*)?", "cli.py progress.py"),
     Absence("only the tokenizer knows the tokenizers package", r"tokenizers(\..*)?", "tokenizer.py pretokenizers.py"),
     Absence("nothing opens the network", r"(socket|ssl|http|urllib|requests|httpx)(\..*)?", ""),
     Absence(

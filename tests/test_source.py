@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from larql import cache, packaged
-from larql.cache import cache_folder, file_sha256, new_file
+from larql.cache import cache_folder, file_sha256
 from larql.errors import ModelError
+from larql.files import new_file
 from larql.packaged import PACKAGED_MODELS, PackagedModel, find_packaged
-from larql.source import open_model, resolve
+from larql.source import open_gguf, open_model, resolve
 from tiny_models import write_tiny_model
 
 PARTS = [b"GGUF, first part. ", b"Second part. ", b"The end."]
@@ -80,11 +81,12 @@ def test_a_path_is_that_file(tmp_path: Path) -> None:
     path = write_tiny_model(tmp_path / "tiny.gguf", "llama", "F32")
     assert resolve(path) == path
     assert resolve(str(path)) == path
-    file = open_model(path)
+    file = open_gguf(path)
     assert file.path == path
     assert file.metadata["general.architecture"] == "llama"
     assert file.tensors["output_norm.weight"].type == "F32"
     assert file.read_f32("output_norm.weight").shape == file.tensors["output_norm.weight"].shape
+    assert open_model(path, cache=False).path == open_model(path).path == path
 
 
 def test_a_file_that_is_no_model(tmp_path: Path) -> None:
@@ -97,10 +99,13 @@ def test_a_file_that_is_no_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("no/such.gguf", "there is no model file 'no/such.gguf'; a model is a .gguf file or one of gemma3-270m, "),
+        (
+            "no/such.gguf",
+            "there is no model file 'no/such.gguf'; a model is a .gguf file, a .vindex or one of gemma3-270m, ",
+        ),
         ("gemma3-270", "there is no model 'gemma3-270', did you mean 'gemma3-270m'; a model is"),
-        ("hf://owner/repo/file.gguf", "there is no model file 'hf://owner/repo/file.gguf'; a model is a .gguf file or"),
-        (".", ". is a folder; a model is a .gguf file or one of"),
+        ("hf://owner/repo/file.gguf", "there is no model file 'hf://owner/repo/file.gguf'; a model is a .gguf file, a"),
+        (".", ". is a folder without index.json; a model is a .gguf file, a .vindex or one of"),
     ],
 )
 def test_no_such_model(model: str, message: str) -> None:
@@ -130,7 +135,7 @@ def test_parts_are_assembled_once(in_parts: str, cache_path: Path, monkeypatch: 
     assert path.read_bytes() == WHOLE
     assert models_in(cache_path) == [path]
     monkeypatch.setattr(packaged, "_copy", refuse_to_hash)
-    monkeypatch.setattr(cache, "_hash", refuse_to_hash)
+    monkeypatch.setattr(cache, "hash_file", refuse_to_hash)
     assert find_packaged(in_parts) == path
 
 
@@ -217,7 +222,7 @@ def test_checksums_are_remembered_until_the_file_changes(tmp_path: Path, monkeyp
     path.write_bytes(b"one")
     assert file_sha256(path) == hashlib.sha256(b"one").hexdigest()
     with monkeypatch.context() as context:
-        context.setattr(cache, "_hash", refuse_to_hash)
+        context.setattr(cache, "hash_file", refuse_to_hash)
         assert file_sha256(path) == hashlib.sha256(b"one").hexdigest()
     path.write_bytes(b"two")
     os.utime(path, ns=(1, 1))

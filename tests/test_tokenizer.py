@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
+from tokenizers import models
 
 from larql.errors import InputError, ModelError
 from larql.pretokenizers import PRE_TOKENIZERS
+from larql.spm_merges import used_merges
 from larql.tokenizer import Tokenizer, TokenType
 
 GOLDEN = Path(__file__).parent / "golden" / "tokenizer"
@@ -377,16 +379,36 @@ def test_user_defined_tokens_always_match() -> None:
     assert tokenizer.decode([256, 257], special=False) == "<tool><\u00e9>"
 
 
+def test_merges_that_are_left_out_are_never_used() -> None:
+    rng = random.Random(11)
+
+    def words(n: int, longest: int) -> list[str]:
+        return ["".join(rng.choices("abc", k=rng.randint(1, longest))) for _ in range(n)]
+
+    for _ in range(300):
+        ranked = list(dict.fromkeys([*rng.sample("abc", rng.randint(2, 3)), *words(rng.randint(1, 30), 7)]))
+        rng.shuffle(ranked)
+        cuts = [(piece[:at], piece[at:]) for piece in ranked for at in range(1, len(piece))]
+        every_merge = [(left, right) for left, right in cuts if left in ranked and right in ranked]
+        used = used_merges(ranked)
+        assert len(used) == len({left + right for left, right in used})
+        vocab = {piece: i for i, piece in enumerate([*ranked, "<unk>"])}
+        few, all_of_them = (
+            tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>"))
+            for merges in (used, every_merge)
+        )
+        for text in words(20, 30):
+            assert few.encode(text).tokens == all_of_them.encode(text).tokens
+
+
 # Saving, errors
 
 
 def test_saved_and_loaded(smollm: Tokenizer) -> None:
-    hf = tokenizers.Tokenizer.from_str(smollm.hf.to_str())
+    saved = smollm.hf.to_str()
     text = "<|im_start|>user\nhi 123<|im_end|>"
-    assert hf.encode(text).ids == smollm.encode(text)
-    loaded = Tokenizer(
-        hf, bos_id=smollm.bos_id, add_bos=smollm.add_bos, end_ids=smollm.end_ids, space_prefix=smollm.space_prefix
-    )
+    assert tokenizers.Tokenizer.from_str(saved).encode(text).ids == smollm.encode(text)
+    loaded = Tokenizer.from_json(saved.encode(), smollm.facts)
     for special in (True, False):
         assert loaded.encode(text, special=special) == smollm.encode(text, special=special)
     assert loaded.decode(loaded.encode(text)) == text

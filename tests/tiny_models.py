@@ -54,12 +54,14 @@ def write_tiny_model(
     n_layers: int | None = None,
     vocab_size: int = 301,
     metadata: Mapping[str, Value] | None = None,
+    other_metadata: Mapping[str, Value] | None = None,
 ) -> Path:
     """Write a model of `family` whose matrices all have `weight_type`; returns the path.
 
     `rope_freqs` adds the frequency divisors of Llama 3.1. `embedding_type` gives the embedding (and so a tied head)
     another format. `width` is by default 256 for K-quants, else 160; it must be a multiple of 8 and of the format's
-    block. `metadata` adds or replaces keys, named without the architecture: {"final_logit_softcapping": 20.0}.
+    block. `metadata` adds or replaces keys, named without the architecture: {"final_logit_softcapping": 20.0};
+    `other_metadata` adds keys with their full names.
     """
     if family not in FAMILIES:
         raise ValueError(f"unknown family {family!r}, expected one of {FAMILIES}")
@@ -72,6 +74,8 @@ def write_tiny_model(
     writer.add_quantization_version(2)
     for key, value in (_metadata(family, shape) | dict(metadata or {})).items():
         _add_value(writer, f"{family}.{key}", value)
+    for key, value in (other_metadata or {}).items():
+        _add_value(writer, key, value)
     if family.startswith("qwen"):
         _add_byte_level_tokenizer(writer, vocab_size)
     else:

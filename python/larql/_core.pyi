@@ -169,7 +169,7 @@ def write_weights(
     """Packs the tensors, in the order of the dict, into a new file and syncs it to disk.
 
     Returns JSON {"tensors": the table, "length": bytes, "sha256": hex}. `progress` is called with the bytes written and
-    those of the whole; what it raises ends the work. Raises ModelError when the file exists or cannot be written.
+    those of the whole; what it raises ends the work. Raises OSError when the file exists or cannot be written.
     """
 
 def dequantize(dtype: str, data: NDArray[np.uint8]) -> NDArray[np.float32]:

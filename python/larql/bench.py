@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from larql import _core
-from larql.cache import file_sha256
 from larql.contest import Rules, Turns, decode_in_turns, prefill_in_turns
 from larql.errors import ContextError, InputError
 from larql.figures import decode_figures, prefill_figures, ratio, rounded, spread, stage_figures, traffic
 from larql.inspect import describe
 from larql.machine import machine_facts, source_commit
 from larql.model import Model
+from larql.model_file import ModelFile, Progress
 from larql.peer import NAME, Peer, PeerError, llama_bench
 from larql.roofline import ReadProbe, refuse_debug_build
-from larql.source import ModelFile, open_model
+from larql.source import open_model
 
 FORMAT = 1  # of the record
 PROMPT = "The capital of France is"
@@ -52,14 +52,22 @@ class BenchSettings:
                 raise InputError(f"{name} is {value}; it must be at least {least}")
 
 
-def bench(name: str, settings: BenchSettings, *, note: str | None = None, say: Say = lambda _: None) -> dict[str, Any]:
-    """One record, ready for JSON. `say` gets a line about what goes on or what is wrong.
+def bench(
+    name: str,
+    settings: BenchSettings,
+    *,
+    note: str | None = None,
+    say: Say = lambda _: None,
+    cache: bool = True,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """One record, ready for JSON. `say` gets a line about what goes on or what is wrong; the rest is as in `load`.
 
     With several thread counts, the results that are otherwise keys of the record are in a list under `sweep`. Raises
     LarqlError for a debug build, InputError and ContextError for settings that do not fit, ModelError for the file.
     """
     refuse_debug_build()
-    file = open_model(name)
+    file = open_model(name, cache=cache, progress=progress)
     probe = ReadProbe()
     if shortage := probe.shortage():
         say(shortage)
@@ -76,8 +84,8 @@ def bench(name: str, settings: BenchSettings, *, note: str | None = None, say: S
         "machine": machine_facts(),
         "build": {"version": _core.__version__, "commit": source_commit(), "isa": model.engine.isa},
         "model": {
-            "name": file.path.stem if Path(name).expanduser().is_file() else name,
-            "sha256": _sha256(file),
+            "name": file.path.stem if Path(name).expanduser().exists() else name,
+            "sha256": file.sha256,
             "parameters": facts["parameters"],
             "quant_mix": facts["tensors"],
         },
@@ -92,16 +100,20 @@ def _measure(file: ModelFile, model: Model, settings: BenchSettings, probe: Read
     threads = model.engine.threads
     if not settings.compare:
         return work.take_turns(probe, None, say)
+    path = file.gguf_path
+    if path is None:
+        say(f"{NAME} is not compared: it needs a .gguf file")
+        return work.take_turns(probe, None, say)
     try:
         say(f"{_on(threads)}: loading {NAME}")
-        with Peer(file.path, threads=threads, context=work.longest) as peer:
+        with Peer(path, threads=threads, context=work.longest) as peer:
             result = work.take_turns(probe, peer, say)
     except PeerError as error:
         say(f"{NAME} is not compared: {error}")
         result = work.take_turns(probe, None, say)
     try:
         check = llama_bench(
-            file.path,
+            path,
             threads=threads,
             prompt_tokens=settings.prompt_tokens,
             tokens=settings.tokens,
@@ -195,9 +207,3 @@ class _Work:
 
 def _on(threads: int) -> str:
     return f"{threads} thread{'s' if threads > 1 else ''}"
-
-
-def _sha256(file: ModelFile) -> str:
-    """The file's checksum; of several shards, that of their checksums in hex, one after another."""
-    sums = [file_sha256(Path(path)) for path in file.gguf.paths]
-    return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()

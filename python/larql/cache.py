@@ -6,15 +6,10 @@ import contextlib
 import hashlib
 import json
 import os
-import secrets
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
-_BLOCK = 1 << 22  # bytes read at a time: large enough to hide the cost of a call
-_STALE_SECONDS = 3600  # a temporary file that nobody has written to for so long belongs to a process that died
+from larql.files import hash_file, new_file
 
 
 def cache_folder() -> Path:
@@ -38,7 +33,7 @@ def file_sha256(path: Path) -> str:
         known = json.loads(note.read_text("utf-8"))
         if known["stamp"] == stamp:
             return str(known["sha256"])
-    sha256 = _hash(path)
+    sha256 = hash_file(path)
     remember_sha256(path, sha256)
     return sha256
 
@@ -50,35 +45,6 @@ def remember_sha256(path: Path, sha256: str) -> None:
         file.write(json.dumps({"sha256": sha256, "stamp": _stamp(path)}).encode())
 
 
-@contextlib.contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that appears under its name only when it is complete and on disk; an error leaves nothing behind.
-
-    Several processes may write the same path: each writes its own temporary file, and the last one to end wins.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_stale(path)
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
-    try:
-        with temporary.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _hash(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def _stamp(path: Path) -> list[str | int]:
     status = path.stat()
     return [str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino]
@@ -87,20 +53,3 @@ def _stamp(path: Path) -> list[str | int]:
 def _note(path: Path) -> Path:
     key = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()
     return cache_folder() / "checksums" / f"{key[:32]}.json"
-
-
-def _remove_stale(path: Path) -> None:
-    for partial in path.parent.glob(f"{path.name}.*.partial"):
-        with contextlib.suppress(OSError):
-            if time.time() - partial.stat().st_mtime > _STALE_SECONDS:
-                partial.unlink()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes a rename last through a power cut, where a folder can be opened."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

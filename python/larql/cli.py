@@ -20,6 +20,7 @@ from larql.errors import InputError, LarqlError
 if TYPE_CHECKING:
     from larql.generate import TextStream
     from larql.model import Model
+    from larql.model_file import ModelFile
 
 EXIT_MODEL, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -61,9 +62,13 @@ app = typer.Typer(
 )
 
 ModelArgument = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A .gguf file, or the name of an installed model such as gemma3-270m.")
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A .gguf file, a .vindex, or the name of an installed model such as gemma3-270m."
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Pack a .gguf file in memory, not into the cache.")]
 
 
 def main() -> None:
@@ -110,6 +115,7 @@ def generate(
     threads: Annotated[int | None, typer.Option(help="Threads; by default what suits the machine.")] = None,
     ctx: Annotated[int | None, typer.Option(help="Tokens of context; by default the model's own.")] = None,
     precision: Annotated[Precision, typer.Option(help="reference computes in f32, slowly.")] = Precision.fast,
+    no_cache: NoCacheOption = False,
     as_json: JsonOption = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print timings to stderr.")] = False,
 ) -> None:
@@ -120,6 +126,7 @@ def generate(
 
     from larql.generate import GenerationConfig
     from larql.model import load
+    from larql.progress import ProgressBar
 
     config = GenerationConfig(
         max_tokens=max_tokens,
@@ -132,7 +139,10 @@ def generate(
         stop=stop or (),
         logprobs=logprobs,
     )
-    loaded = load(model, threads=threads, context=ctx, precision=precision.value)
+    with ProgressBar(f"converting {model}") as progress:
+        loaded = load(
+            model, threads=threads, context=ctx, precision=precision.value, cache=not no_cache, progress=progress
+        )
     stream = loaded.stream(text, config)
     if as_json:
         typer.echo(json.dumps(_as_data("".join(stream), stream, loaded)))
@@ -143,13 +153,54 @@ def generate(
 
 
 @app.command()
-def inspect(model: ModelArgument, as_json: JsonOption = False) -> None:
+def convert(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A .gguf file, or the name of an installed model.")],
+    target: Annotated[Path, typer.Argument(metavar="DST", help="The folder to make, such as model.vindex.")],
+) -> None:
+    """Pack a model into a .vindex, which opens at once."""
+    from larql.convert import convert as write
+    from larql.convert import is_from
+    from larql.progress import ProgressBar
+    from larql.source import open_gguf
+
+    file = open_gguf(source)
+    try:
+        with ProgressBar(f"converting {source}") as progress:
+            write(file, target, progress)
+    except FileExistsError:
+        if not is_from(target, file):
+            raise InputError(f"{target} exists; remove it, or choose another name") from None
+        _say(f"{target} is there already, made from the same file")
+    except OSError as error:
+        raise LarqlError(f"cannot write {target}: {error.strerror or error}") from error
+
+
+@app.command()
+def verify(
+    model: ModelArgument,
+    source: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Compare it with this .gguf file, too.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read all of a .vindex and compare it with what it should be; that of a .gguf file is the one in the cache."""
+    from larql.verify import as_table
+    from larql.verify import verify as check
+    from larql.vindex import VindexFolder
+
+    opened = _open(model, cache=True)
+    assert isinstance(opened, VindexFolder)
+    facts = check(opened, source or opened.gguf_path)
+    typer.echo(json.dumps(facts) if as_json else as_table(facts))
+
+
+@app.command()
+def inspect(model: ModelArgument, no_cache: NoCacheOption = False, as_json: JsonOption = False) -> None:
     """Show what a model file holds and how it would run here."""
     from larql.inspect import as_table, describe
     from larql.model import Model
-    from larql.source import open_model
 
-    file = open_model(model)
+    file = _open(model, cache=not no_cache)
     facts = describe(file, Model(file))
     typer.echo(json.dumps(facts) if as_json else as_table(facts))
 
@@ -158,6 +209,7 @@ def inspect(model: ModelArgument, as_json: JsonOption = False) -> None:
 def tokenize(
     model: ModelArgument,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The text; - reads stdin.")],
+    no_cache: NoCacheOption = False,
     as_json: JsonOption = False,
     bos: Annotated[bool, typer.Option("--bos/--no-bos", help="Put BOS in front where the model wants it.")] = True,
     special: Annotated[
@@ -166,11 +218,7 @@ def tokenize(
 ) -> None:
     """Show the tokens of a text: ids, and as the vocabulary writes them."""
     text = _read_prompt(text, None)
-
-    from larql.source import open_model
-    from larql.tokenizer import Tokenizer
-
-    tokenizer = Tokenizer.from_metadata(open_model(model).metadata)
+    tokenizer = _open(model, cache=not no_cache).tokenizer
     ids = tokenizer.encode(text, bos=None if bos else False, special=special)
     pieces = [tokenizer.token_text(token) for token in ids]
     if as_json:
@@ -197,6 +245,7 @@ def bench(
     profile: Annotated[bool, typer.Option("--profile", help="Show what the stages of a forward take.")] = False,
     compare: Annotated[Competitor | None, typer.Option(help="Measure this engine in turn with ours.")] = None,
     note: Annotated[str | None, typer.Option(help="What this measurement is of, for the record.")] = None,
+    no_cache: NoCacheOption = False,
     as_json: JsonOption = False,
     output_file: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the JSON object there, too.")] = None,
 ) -> None:
@@ -207,6 +256,7 @@ def bench(
     from larql.bench import PROMPT, BenchSettings
     from larql.bench import bench as measure
     from larql.bench_table import as_table
+    from larql.progress import ProgressBar
 
     settings = BenchSettings(
         tokens=tokens,
@@ -220,7 +270,8 @@ def bench(
         profile=profile,
         compare=compare is not None,
     )
-    record = measure(model, settings, note=note, say=_say)
+    with ProgressBar(f"converting {model}") as progress:
+        record = measure(model, settings, note=note, say=_say, cache=not no_cache, progress=progress)
     typer.echo(json.dumps(record) if as_json else as_table(record))
     if output_file:
         _write(output_file, json.dumps(record, indent=1) + "\n")
@@ -252,15 +303,28 @@ def evaluate(
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads; by default what suits the machine.")] = None,
     precision: Annotated[Precision, typer.Option(help="What to compare to reference.")] = Precision.fast,
+    no_cache: NoCacheOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure a precision's error on a text: perplexity, and distance from f32 arithmetic."""
     content = None if text is None else _read_text(text)
 
     from larql.evaluate import evaluate as measure
+    from larql.progress import ProgressBar
 
-    report = measure(model, content, precision=precision.value, threads=threads)
+    with ProgressBar(f"converting {model}") as progress:
+        report = measure(
+            model, content, precision=precision.value, threads=threads, cache=not no_cache, progress=progress
+        )
     typer.echo(json.dumps(report.as_data()) if as_json else report.as_table())
+
+
+def _open(model: str, *, cache: bool) -> ModelFile:
+    from larql.progress import ProgressBar
+    from larql.source import open_model
+
+    with ProgressBar(f"converting {model}") as progress:
+        return open_model(model, cache=cache, progress=progress)
 
 
 def _read_prompt(prompt: str | None, file: Path | None) -> str:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from larql._core import Engine
 from larql.errors import ContextError, InputError, LarqlError
 from larql.model import Model
+from larql.model_file import Progress
 from larql.source import open_model
 
 Row = NDArray[np.float32]  # logits [vocab]
@@ -102,13 +103,19 @@ def bundled_text() -> str:
 
 
 def evaluate(
-    model: str | os.PathLike[str], text: str | None = None, *, precision: str = "fast", threads: int | None = None
+    model: str | os.PathLike[str],
+    text: str | None = None,
+    *,
+    precision: str = "fast",
+    threads: int | None = None,
+    cache: bool = True,
+    progress: Progress | None = None,
 ) -> Report:
     """Compares a precision, and llama.cpp when it is installed, to the reference on a text.
 
     Raises ModelError, InputError for less than two tokens and ContextError for too many.
     """
-    file = open_model(model)
+    file = open_model(model, cache=cache, progress=progress)
     tested = Model(file, precision=precision, threads=threads)
     reference = Model(file, precision="reference", threads=threads)
     ids = tested.encode(bundled_text() if text is None else text)
@@ -116,7 +123,7 @@ def evaluate(
     with ExitStack() as stack:
         paths: dict[str, Iterable[Row]] = {precision: engine_rows(tested.engine, ids)}
         try:
-            peer, paths["llama.cpp"] = stack.enter_context(llama_cpp_rows(file.path, ids, tested.engine.threads))
+            peer, paths["llama.cpp"] = stack.enter_context(llama_cpp_rows(file.gguf_path, ids, tested.engine.threads))
         except PeerError as error:
             peer = str(error)
         evaluation = compare(ids, engine_rows(reference.engine, ids), paths)
@@ -226,7 +233,7 @@ class PeerError(LarqlError):
 
 
 @contextmanager
-def llama_cpp_rows(path: Path, ids: Sequence[int], threads: int) -> Iterator[tuple[str, Iterator[Row]]]:
+def llama_cpp_rows(path: Path | None, ids: Sequence[int], threads: int) -> Iterator[tuple[str, Iterator[Row]]]:
     """What llama.cpp this is, and its logits after each id, from a process of its own; raises PeerError.
 
     It computes all of them before the first one arrives, and holds tokens x vocabulary x 4 bytes until the end.
@@ -235,6 +242,8 @@ def llama_cpp_rows(path: Path, ids: Sequence[int], threads: int) -> Iterator[tup
         raise PeerError(
             "llama.cpp is not compared, because llama-cpp-python is not installed: pip install larql[bench]"
         )
+    if path is None:
+        raise PeerError("llama.cpp is not compared, because it needs a .gguf file")
     program = "from larql.evaluate import _send_llama_cpp_rows; _send_llama_cpp_rows()"
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(

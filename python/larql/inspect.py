@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 from larql.model import Model
-from larql.source import ModelFile
+from larql.model_file import ModelFile
+from larql.vindex import VindexFolder
 
 
 def describe(file: ModelFile, model: Model) -> dict[str, Any]:
@@ -15,8 +17,8 @@ def describe(file: ModelFile, model: Model) -> dict[str, Any]:
     windows = [layer.window for layer in config.layers if layer.window is not None]
     return {
         "path": str(file.path),
-        "name": file.metadata.get("general.name"),
-        "architecture": file.metadata["general.architecture"],
+        "name": file.name,
+        "architecture": file.architecture,
         "parameters": sum(math.prod(tensor.shape) for tensor in file.tensors.values()),
         "layers": len(config.layers),
         "windowed_layers": len(windows),
@@ -30,9 +32,10 @@ def describe(file: ModelFile, model: Model) -> dict[str, Any]:
         "tied_head": config.tied_head,
         "context_length": config.context_length,
         "tensors": _tensor_mix(file),
+        "vindex": _packed(file) if isinstance(file, VindexFolder) else None,
         "tokenizer": {
-            "model": file.metadata["tokenizer.ggml.model"],
-            "pre": file.metadata.get("tokenizer.ggml.pre"),
+            "model": tokenizer.facts.model,
+            "pre": tokenizer.facts.pre,
             "vocab_size": tokenizer.vocab_size,
             "bos_id": tokenizer.bos_id,
             "end_ids": sorted(tokenizer.end_ids),
@@ -52,6 +55,7 @@ def as_table(facts: dict[str, Any]) -> str:
     splitting = f"{tokenizer['model']}/{tokenizer['pre']}"
     rows = [
         ("file", facts["path"]),
+        *_packed_rows(facts["vindex"]),
         ("model", f"{name}, {facts['parameters'] / 1e6:.0f} M parameters"),
         ("layers", f"{facts['layers']}{window}"),
         ("width", f"{facts['hidden_size']}, feed-forward {facts['intermediate_size']}"),
@@ -64,6 +68,18 @@ def as_table(facts: dict[str, Any]) -> str:
         *(("weights", f"{t['type']:<5}{t['bytes'] / 1e6:>9.1f} MB in {t['count']} tensors") for t in facts["tensors"]),
     ]
     return "\n".join(f"{label:<12}{value}" for label, value in rows)
+
+
+def _packed_rows(packed: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if packed is None:
+        return []
+    made = f"version {packed['version']}, made {packed['source']['made']} from {packed['source']['name']}"
+    return [("packed in", packed["path"]), ("", made)]
+
+
+def _packed(model: VindexFolder) -> dict[str, Any]:
+    """The .vindex that is used."""
+    return {"path": str(model.folder), "version": model.index.version, "source": asdict(model.index.source)}
 
 
 def _tensor_mix(file: ModelFile) -> list[dict[str, Any]]:

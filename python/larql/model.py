@@ -11,27 +11,36 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from larql._core import Engine, Sampler
-from larql.errors import ContextError, InputError, ModelError
-from larql.families import read_model
+from larql._core import Sampler
+from larql.errors import ContextError, InputError
 from larql.generate import Generation, GenerationConfig, TextStream, generate
+from larql.model_file import ModelFile, Progress, make_engine
 from larql.session import Session, plain_ids
-from larql.source import ModelFile, open_model
-from larql.tokenizer import Tokenizer
+from larql.source import open_model
 
 _LOGITS_CHUNK = 64  # tokens in one forward that returns all logits: 67 MB for a vocabulary of 262,144
 
 
 def load(
-    model: str | os.PathLike[str], *, threads: int | None = None, context: int | None = None, precision: str = "fast"
+    model: str | os.PathLike[str],
+    *,
+    threads: int | None = None,
+    context: int | None = None,
+    precision: str = "fast",
+    cache: bool = True,
+    progress: Progress | None = None,
 ) -> Model:
-    """Opens a model: the path of a .gguf file, or the name of one that is installed as a package.
+    """Opens a model: the path of a .vindex or a .gguf file, or the name of one that is installed as a package.
+
+    A GGUF file is converted once, into the user's cache folder; `progress` is then told the bytes written and those of
+    the whole. Without `cache` its weights are packed in memory, each time anew.
 
     `threads` is by default what suits the machine, `context` (tokens) what the model was trained for. `precision` is
     `fast`, or `reference` for f32 arithmetic. Raises ModelError, and InputError for an option out of range.
     """
     start = time.perf_counter()
-    opened = Model(open_model(model), threads=threads, context=context, precision=precision)
+    file = open_model(model, cache=cache, progress=progress)
+    opened = Model(file, threads=threads, context=context, precision=precision)
     opened.load_s = time.perf_counter() - start
     return opened
 
@@ -51,15 +60,9 @@ class Model:
             if value is not None and value < 1:
                 raise InputError(f"{name} is {value}; it must be at least 1")
         self.load_s = 0.0  # seconds that `load` took
-        self.config, tensor_names = read_model(file)
-        self.tokenizer = Tokenizer.from_metadata(file.metadata)
-        if self.tokenizer.vocab_size > self.config.vocab_size:
-            raise ModelError(
-                f"the tokenizer has {self.tokenizer.vocab_size} tokens, but the embedding has {self.config.vocab_size}"
-            )
-        self.engine = Engine(
-            (file.gguf, tensor_names), self.config.to_json(), precision=precision, threads=threads, context=context
-        )
+        self.config = file.config
+        self.tokenizer = file.tokenizer
+        self.engine = make_engine(file, threads=threads, context=context, precision=precision)
 
     def encode(self, text: str, bos: bool | None = None, special: bool = True) -> list[int]:
         """The ids of `text`. `bos` puts a BOS token in front (None: as the model wants); `special` turns the text of

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from larql.cache import cache_folder, file_sha256, new_file, remember_sha256
+from larql.cache import cache_folder, file_sha256, remember_sha256
 from larql.errors import ModelError
+from larql.files import new_file
 
 _BLOCK = 1 << 22  # bytes copied at a time
 

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from larql.cache import cache_folder, new_file
+from larql.cache import cache_folder
 from larql.errors import InputError, LarqlError
+from larql.files import new_file
 from larql.machine import available_memory, cache_sizes, cpu_model, machine_facts, usable_cores
 
 VERSION = 1  # of the measurement; results of other versions are not comparable

@@ -1,60 +1,84 @@
-"""From a MODEL argument to an open model file."""
+"""From a MODEL argument to an open model."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from larql._core import Gguf
-from larql.errors import ModelError
-from larql.families.keys import TensorInfo
+from larql.cache import cache_folder
+from larql.convert import convert
+from larql.errors import InputError, ModelError
+from larql.files import is_unfinished
+from larql.gguf_file import GgufFile
+from larql.model_file import ModelFile, Progress
 from larql.packaged import PACKAGED_MODELS, find_packaged
+from larql.vindex import INDEX, VERSION, VindexFolder
 
 
-class ModelFile:
-    """An open GGUF file, all its shards together.
+def open_model(model: str | os.PathLike[str], *, cache: bool = True, progress: Progress | None = None) -> ModelFile:
+    """Opens what `model` stands for: the path of a .gguf file or of a .vindex, or the name of a packaged model.
 
-    Raises ModelError when it cannot be used.
+    A GGUF file is converted once, into the cache, which `progress` is told of; without `cache` it stays as it is, to be
+    packed in memory. Raises ModelError.
     """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.gguf = Gguf(path)
-        self.metadata: Mapping[str, Any] = self.gguf.metadata()
-        self.tensors: Mapping[str, TensorInfo] = {
-            name: TensorInfo(type, shape, n_bytes) for name, type, shape, n_bytes in self.gguf.tensors()
-        }
-
-    def read_f32(self, name: str) -> NDArray[np.float32]:
-        """One tensor decoded to f32, in its shape."""
-        return self.gguf.read_f32(name)
+    path = resolve(model)
+    if path.is_dir():
+        return VindexFolder(path)
+    file = GgufFile(path)
+    return _cached(file, progress) if cache else file
 
 
-def open_model(model: str | os.PathLike[str]) -> ModelFile:
-    """Opens the file that `model` stands for: the path of a .gguf file, or the name of a packaged model."""
-    return ModelFile(resolve(model))
+def open_gguf(model: str | os.PathLike[str]) -> GgufFile:
+    """Opens the GGUF file that `model` stands for. Raises ModelError, and InputError for a .vindex."""
+    path = resolve(model)
+    if path.is_dir():
+        raise InputError(f"{path} is a .vindex already")
+    return GgufFile(path)
 
 
 def resolve(model: str | os.PathLike[str]) -> Path:
-    """The path of the file that `model` stands for; raises ModelError when there is none."""
+    """The path of the file or .vindex that `model` stands for; raises ModelError when there is none."""
     name = os.fspath(model)
     path = Path(name).expanduser()
-    if path.is_file():
+    if path.is_file() or ((path / INDEX).is_file() and not is_unfinished(path)):
         return path
     if name in PACKAGED_MODELS:
         return find_packaged(name)
-    raise ModelError(f"{_what_is_wrong(name, path)}; a model is a .gguf file or one of {', '.join(PACKAGED_MODELS)}")
+    raise ModelError(
+        f"{_what_is_wrong(name, path)}; a model is a .gguf file, a .vindex or one of {', '.join(PACKAGED_MODELS)}"
+    )
 
 
 def _what_is_wrong(name: str, path: Path) -> str:
+    if is_unfinished(path):
+        return f"{name} is what a conversion left that did not come to its end"
     if path.is_dir():
-        return f"{name} is a folder"
+        return f"{name} is a folder without {INDEX}"
     if close := difflib.get_close_matches(name, PACKAGED_MODELS, n=1):
         return f"there is no model {name!r}, did you mean {close[0]!r}"
     return f"there is no model file {name!r}"
+
+
+def _cached(file: GgufFile, progress: Progress | None) -> VindexFolder:
+    """The .vindex of a GGUF file in the cache, which is made when it is not there."""
+    folder = cache_folder() / "vindex" / f"{file.sha256[:32]}-v{VERSION}.vindex"
+    if not folder.exists():
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            _convert_once(file, folder, progress)
+        except OSError as error:
+            raise ModelError(
+                f"{file.path} cannot be converted into the cache {folder.parent}: {error.strerror or error}; "
+                "LARQL_CACHE chooses another folder, and with --no-cache (in Python, cache=False) none is used"
+            ) from error
+    try:
+        return VindexFolder(folder, file.path)
+    except ModelError as error:
+        raise ModelError(f"{error} (it is in the cache: remove {folder})") from error
+
+
+def _convert_once(file: GgufFile, folder: Path, progress: Progress | None) -> None:
+    with contextlib.suppress(FileExistsError):  # another process was quicker
+        convert(file, folder, progress)

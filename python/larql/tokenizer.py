@@ -1,4 +1,4 @@
-"""Text to token ids and back, with a tokenizer built from a GGUF file's own metadata."""
+"""Text to token ids and back, with a tokenizer built from a GGUF file's own metadata, or a saved one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import codecs
 import operator
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -16,6 +17,7 @@ from tokenizers import AddedToken, decoders, models, normalizers
 
 from larql.errors import InputError, ModelError
 from larql.pretokenizers import PRE_TOKENIZERS
+from larql.spm_merges import used_merges
 
 _KEY = "tokenizer.ggml."
 _SPACE = "\u2581"  # stands for a space inside the pieces of a SentencePiece vocabulary
@@ -65,28 +67,39 @@ def _byte_letters() -> dict[str, int]:
 _BYTE_OF_LETTER = _byte_letters()
 
 
+@dataclass(frozen=True)
+class TokenizerFacts:
+    """What a tokenizer.json does not say."""
+
+    model: str  # this and the next are GGUF's names for the rules
+    pre: str | None
+    vocab_size: int
+    bos_id: int | None
+    add_bos: bool
+    end_ids: tuple[int, ...]  # generation stops at any of these
+    space_prefix: bool  # text, and text after an added token, is encoded with a space before it
+
+    def __post_init__(self) -> None:
+        bos = () if self.bos_id is None else (self.bos_id,)
+        if any(not 0 <= token_id < self.vocab_size for token_id in (*bos, *self.end_ids)):
+            raise ValueError("a token id is not in the vocabulary")
+
+
 class Tokenizer:
     """A vocabulary with its rules. It never changes, so threads can share it.
 
-    `hf` is the `tokenizers` object behind it: `hf.save(path)` writes a complete tokenizer.json. It is set to read
-    control tokens as plain text; `encode` cuts the text at them itself, so that one object serves both ways.
+    `hf` is the `tokenizers` object behind it: `hf.to_str()` is a complete tokenizer.json. It is set to read control
+    tokens as plain text; `encode` cuts the text at them itself, so that one object serves both ways.
     """
 
-    def __init__(
-        self,
-        hf: tokenizers.Tokenizer,
-        *,
-        bos_id: int | None,
-        add_bos: bool,
-        end_ids: frozenset[int],
-        space_prefix: bool,
-    ) -> None:
+    def __init__(self, hf: tokenizers.Tokenizer, facts: TokenizerFacts) -> None:
         self.hf = hf
-        self.bos_id = bos_id
-        self.add_bos = add_bos
-        self.end_ids = end_ids  # generation stops at any of these
-        self.space_prefix = space_prefix  # text, and text after an added token, is encoded with a space before it
-        self.vocab_size = hf.get_vocab_size()
+        self.facts = facts
+        self.bos_id = facts.bos_id
+        self.add_bos = facts.add_bos
+        self.end_ids = frozenset(facts.end_ids)
+        self.space_prefix = facts.space_prefix
+        self.vocab_size = facts.vocab_size
         hf.encode_special_tokens = True
         self._byte_level = isinstance(hf.decoder, decoders.ByteLevel)
         added = hf.get_added_tokens_decoder()
@@ -133,7 +146,31 @@ class Tokenizer:
             hf.add_tokens([AddedToken(text, special=special, normalized=False) for text in texts])
         end_ids = {token_id for name in ("eos", "eot", "eom") if (token_id := ids[name]) is not None}
         end_ids |= {vocab[text] for text in _TURN_ENDS & vocab.keys() if _ends_turn(text, types[vocab[text]])}
-        return cls(hf, bos_id=ids["bos"], add_bos=add_bos, end_ids=frozenset(end_ids), space_prefix=space_prefix)
+        facts = TokenizerFacts(
+            model=model,
+            pre=_text(metadata, "pre") if _KEY + "pre" in metadata else None,
+            vocab_size=len(tokens),
+            bos_id=ids["bos"],
+            add_bos=add_bos,
+            end_ids=tuple(sorted(end_ids)),
+            space_prefix=space_prefix,
+        )
+        return cls(hf, facts)
+
+    @classmethod
+    def from_json(cls, data: bytes, facts: TokenizerFacts) -> Tokenizer:
+        """Reads a tokenizer.json. Raises ModelError when it cannot be used."""
+        try:
+            hf = tokenizers.Tokenizer.from_buffer(data)
+        except BaseException as error:  # a panic of the package is no Exception
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            raise ModelError(f"the tokenizer cannot be read: {error}") from error
+        # Without added tokens, which have ids of the vocabulary: counting them makes a copy of it.
+        size = hf.get_vocab_size(with_added_tokens=False)
+        if size != facts.vocab_size:
+            raise ModelError(f"the tokenizer has {size} tokens where {facts.vocab_size} are expected")
+        return cls(hf, facts)
 
     def encode(self, text: str, *, bos: bool | None = None, special: bool = True) -> list[int]:
         """The ids of `text`. `bos` puts one BOS token in front (None: as the model wants), unless it is there already.
@@ -289,18 +326,11 @@ def _build_spm(
     mergeable = np.isin(types, (TokenType.UNDEFINED, TokenType.NORMAL, TokenType.UNUSED))
     order = np.argsort(-scores, kind="stable")
     ranked = [tokens[i] for i in order[mergeable[order]].tolist()]
-    pieces = set(ranked)
     if max(map(len, ranked), default=0) > _LONGEST_PIECE:
         raise ModelError(f"{_KEY}tokens has a piece of more than {_LONGEST_PIECE} characters")
-    merges = [
-        (left, right)
-        for piece in ranked
-        for cut in range(1, len(piece))
-        if (left := piece[:cut]) in pieces and (right := piece[cut:]) in pieces
-    ]
     unknown = None if unknown_id is None else tokens[unknown_id]
     hf = tokenizers.Tokenizer(
-        models.BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+        models.BPE(vocab=vocab, merges=used_merges(ranked), unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
     marks = normalizers.Replace(" ", _SPACE)
     spaces = decoders.Replace(_SPACE, " ")

@@ -26,7 +26,7 @@ use crate::quant::DType;
 /// Bytes of a panel's unit of four columns: four for each row.
 const UNIT: usize = 4 * LANES;
 /// How far ahead of its use memory is asked for, bytes; 0 leaves that to the CPU.
-const PREFETCH_DISTANCE: usize = 0;
+const PREFETCH_DISTANCE: usize = 3072;
 
 /// How one type's panel blocks are read. `step` and SUB name a sub-block: `step * SUBS_PER_STEP + SUB`; `row` is the
 /// group's first.
