@@ -150,13 +150,14 @@ def engine_rows(engine: Engine, ids: Sequence[int]) -> Iterator[Row]:
 
 def compare(ids: Sequence[int], reference: Iterable[Row], paths: Mapping[str, Iterable[Row]]) -> Evaluation:
     """The figures of each path, which all advance together, one position at a time."""
+    truth = _Softmax()
     surprises: list[float] = []
     distances = {name: _Distance() for name in paths}
     following = [*ids[1:], 0]  # nothing follows the last token: `_perplexity` leaves it out
     for target, expected, *rows in zip(following, reference, *paths.values(), strict=True):
         if not np.isfinite(expected).all():
             raise LarqlError(f"the reference's logits at position {len(surprises)} are not finite")
-        truth = _Truth(expected)
+        truth.update(expected)
         surprises.append(-float(truth.log_p[target]))
         for distance, row in zip(distances.values(), rows, strict=True):
             distance.add(truth, row, target)
@@ -164,15 +165,31 @@ def compare(ids: Sequence[int], reference: Iterable[Row], paths: Mapping[str, It
     return Evaluation(len(ids), _perplexity(surprises), figures)
 
 
-class _Truth:
-    """The reference's distribution at one position."""
+class _Softmax:
+    """The probabilities of one row after the other, in f64, since KL is a small difference.
 
-    def __init__(self, logits: Row) -> None:
-        self.log_p = _log_softmax(logits)
-        self.p = np.exp(self.log_p)
+    The arrays stay the same: to get and return their memory for each row would take longer than the arithmetic.
+    """
+
+    def __init__(self) -> None:
+        self.log_p = self.p = np.empty(0)  # [vocab]
+        self.top1 = 0
+
+    def update(self, logits: Row) -> None:
+        if len(self.p) != len(logits):
+            self.log_p, self.p = np.empty((2, len(logits)))
         self.top1 = int(logits.argmax())
-        second, first = np.partition(self.log_p, -2)[-2:]
-        self.is_clear = bool(first - second >= CLEAR_MARGIN)
+        np.subtract(logits, logits[self.top1], out=self.log_p, dtype=np.float64)
+        np.exp(self.log_p, out=self.p)
+        total = self.p.sum()
+        self.log_p -= np.log(total)
+        self.p /= total
+
+    def is_clear(self) -> bool:
+        """Whether the margin of the most likely token is at least CLEAR_MARGIN."""
+        highest = self.log_p[self.top1]
+        second = max(part.max(initial=-np.inf) for part in (self.log_p[: self.top1], self.log_p[self.top1 + 1 :]))
+        return bool(highest - second >= CLEAR_MARGIN)
 
 
 class _Distance:
@@ -184,20 +201,22 @@ class _Distance:
         self.same: list[bool] = []
         self.flips = 0
         self.non_finite = 0
+        self._softmax = _Softmax()
 
-    def add(self, truth: _Truth, row: Row, target: int) -> None:
-        same = int(row.argmax()) == truth.top1
+    def add(self, truth: _Softmax, row: Row, target: int) -> None:
         kl = surprise = math.inf
         if np.isfinite(row).all():
-            log_q = _log_softmax(row)
-            kl = float(truth.p @ (truth.log_p - log_q))
+            self._softmax.update(row)
+            log_q = self._softmax.log_p
             surprise = -float(log_q[target])
+            kl = float(truth.p @ np.subtract(truth.log_p, log_q, out=log_q))
         else:
             self.non_finite += 1
+        same = int(row.argmax()) == truth.top1
         self.kl.append(kl)
         self.surprises.append(surprise)
         self.same.append(same)
-        self.flips += truth.is_clear and not same
+        self.flips += not same and truth.is_clear()
 
     @np.errstate(invalid="ignore")  # a percentile between infinities is NaN
     def figures(self) -> Figures:
@@ -211,14 +230,6 @@ class _Distance:
             flips=self.flips,
             non_finite=self.non_finite,
         )
-
-
-def _log_softmax(logits: Row) -> NDArray[np.float64]:
-    """Natural log-probabilities [vocab]; f64, since KL is a small difference of them."""
-    x = logits.astype(np.float64)
-    x -= x.max()
-    x -= np.log(np.exp(x).sum())
-    return x
 
 
 def _perplexity(surprises: Sequence[float]) -> float:

@@ -454,7 +454,7 @@ impl Format for Q6K {
         let units = block.add(288 + 24 * UNIT * step);
         let turn = SUB % 2;
         let high = unit::<S>(units, 8 * turn + G, row);
-        let low = if SUB / 2 % 2 == 0 { 8 * turn + 4 + G } else { 16 + 4 * turn + G };
+        let low = if (SUB / 2).is_multiple_of(2) { 8 * turn + 4 + G } else { 16 + 4 * turn + G };
         let low = unit::<S>(units, low, row);
         let low = if SUB / 2 < 2 { nibbles::<S, false>(low) } else { nibbles::<S, true>(low) };
         let high = match SUB / 2 {
