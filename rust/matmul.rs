@@ -4,9 +4,10 @@ use crate::kernels::{GROUP, Kernels, Panel, QUANT_BLOCK, QuantisedRow, Quantised
 use crate::pack::PANEL;
 use crate::team::{Crew, Shared};
 use crate::weights::Weight;
+use std::ops::Range;
 
-/// Panels of one chunk of work.
-const CHUNK_PANELS: usize = 2;
+/// Panels of the smallest chunk of work.
+const MIN_CHUNK: usize = 2;
 
 /// The inputs of a multiplication, [columns, width], as f32 and (when the weights are multiplied in integers) int8.
 #[derive(Default)]
@@ -85,26 +86,27 @@ pub struct Product<'a> {
 /// Multiplies the same activations by several matrices, as one operation.
 pub fn matmul(crew: &Crew, kernels: &Kernels, x: &Activations, products: &mut [Product]) {
     let n = x.values.len() / x.width;
-    let mut first_chunk = Vec::with_capacity(products.len() + 1);
-    first_chunk.push(0);
+    // Panels of all matrices are counted through.
+    let mut first_panel = vec![0];
     let mut jobs = Vec::with_capacity(products.len());
     for product in products {
         let weight = product.weight;
         assert_eq!(weight.cols, x.width, "width of the activations");
-        first_chunk.push(first_chunk[jobs.len()] + weight.rows.div_ceil(CHUNK_PANELS * PANEL));
+        first_panel.push(first_panel[jobs.len()] + weight.rows.div_ceil(PANEL));
         product.out.resize(n * weight.rows, 0.0);
         jobs.push((weight, product.bias, Shared::new(product.out)));
     }
-    crew.run(first_chunk[jobs.len()], &|chunk| {
-        let job = first_chunk.partition_point(|first| *first <= chunk) - 1;
-        let (weight, bias, out) = &jobs[job];
-        let start = (chunk - first_chunk[job]) * CHUNK_PANELS;
+    let chunks = guided_chunks(first_panel[jobs.len()], crew.n_threads());
+    crew.run(chunks.len(), &|chunk| {
         let mut lanes = vec![[0.0; PANEL]; n];
-        for panel in start..weight.rows.div_ceil(PANEL).min(start + CHUNK_PANELS) {
+        for global in chunks[chunk].clone() {
+            let job = first_panel.partition_point(|first| *first <= global) - 1;
+            let (weight, bias, out) = &jobs[job];
+            let panel = global - first_panel[job];
             multiply(kernels, &weight.panel(panel), x, &mut lanes);
             let rows = panel * PANEL..weight.rows.min((panel + 1) * PANEL);
             for (c, lanes) in lanes.iter().enumerate() {
-                // SAFETY: each chunk takes its own rows of every column.
+                // SAFETY: each panel belongs to one chunk, which takes its rows of every column.
                 let out = unsafe { out.part(c * weight.rows + rows.start..c * weight.rows + rows.end) };
                 out.copy_from_slice(&lanes[..rows.len()]);
                 if let Some(bias) = bias {
@@ -115,6 +117,19 @@ pub fn matmul(crew: &Crew, kernels: &Kernels, x: &Activations, products: &mut [P
     });
 }
 
+/// Cuts `n` panels into chunks that begin long and end short: long ones because a thread reads memory fastest in one
+/// stream, short ones so that all threads end together.
+fn guided_chunks(n: usize, n_threads: usize) -> Vec<Range<usize>> {
+    let mut chunks = Vec::new();
+    let mut start = 0;
+    while start < n {
+        let len = ((n - start) / (2 * n_threads)).max(MIN_CHUNK).min(n - start);
+        chunks.push(start..start + len);
+        start += len;
+    }
+    chunks
+}
+
 /// `out[c][r]` = row r of the panel times column c.
 fn multiply(kernels: &Kernels, panel: &Panel, x: &Activations, out: &mut [[f32; PANEL]]) {
     match &x.int8 {
@@ -122,5 +137,22 @@ fn multiply(kernels: &Kernels, panel: &Panel, x: &Activations, out: &mut [[f32; 
             (kernels.matmul_int8)(panel, &QuantisedRows { stride: *stride, quants, scales, sums }, out);
         }
         _ => (kernels.matmul_f32)(panel, &x.values, out),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_cover_all_panels_and_shrink() {
+        for n in [0, 1, 2, 3, 7, 40, 1000] {
+            for n_threads in [1, 2, 3, 16] {
+                let chunks = guided_chunks(n, n_threads);
+                assert_eq!(chunks.iter().map(Range::len).sum::<usize>(), n);
+                assert!(chunks.windows(2).all(|pair| pair[0].end == pair[1].start && pair[0].len() >= pair[1].len()));
+                assert!(chunks.first().is_none_or(|first| first.start == 0 && first.len() <= n.div_ceil(2).max(2)));
+            }
+        }
     }
 }

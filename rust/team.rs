@@ -155,6 +155,11 @@ impl Crew {
         }
     }
 
+    /// Threads that work on an operation.
+    pub fn n_threads(&self) -> usize {
+        self.n_threads
+    }
+
     /// Calls `f(0) .. f(n_chunks - 1)`, spread over the team, and returns when all are done.
     ///
     /// Only the thread that entered may call it, and not from within `f`. A panic in `f` comes out here.

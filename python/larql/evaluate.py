@@ -207,9 +207,10 @@ class _Distance:
         kl = surprise = math.inf
         if np.isfinite(row).all():
             self._softmax.update(row)
-            log_q = self._softmax.log_p
-            surprise = -float(log_q[target])
-            kl = float(truth.p @ np.subtract(truth.log_p, log_q, out=log_q))
+            surprise = -float(self._softmax.log_p[target])
+            terms = np.subtract(truth.log_p, self._softmax.log_p, out=self._softmax.log_p)
+            terms *= truth.p
+            kl = float(terms.sum())
         else:
             self.non_finite += 1
         same = int(row.argmax()) == truth.top1

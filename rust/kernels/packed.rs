@@ -25,8 +25,6 @@ use crate::quant::DType;
 
 /// Bytes of a panel's unit of four columns: four for each row.
 const UNIT: usize = 4 * LANES;
-/// How far ahead of its use memory is asked for, bytes; 0 leaves that to the CPU.
-const PREFETCH_DISTANCE: usize = 3072;
 
 /// How one type's panel blocks are read. `step` and SUB name a sub-block: `step * SUBS_PER_STEP + SUB`; `row` is the
 /// group's first.
@@ -161,7 +159,7 @@ unsafe fn multiply_block<S: Simd, F: Format, const G: usize, const N: usize>(
             ($sub:literal) => {
                 if $sub < F::SUBS_PER_STEP {
                     let s = step * F::SUBS_PER_STEP + $sub;
-                    if row == 0 && PREFETCH_DISTANCE > 0 {
+                    if row == 0 && S::PREFETCH_DISTANCE > 0 {
                         prefetch_part::<S>(block, LANES * F::BLOCK_BYTES / (F::BLOCK_LEN / QUANT_BLOCK), s);
                     }
                     for g in 0..G {
@@ -224,7 +222,7 @@ unsafe fn multiply_block<S: Simd, F: Format, const G: usize, const N: usize>(
 #[inline(always)]
 unsafe fn prefetch_part<S: Simd>(block: *const u8, bytes: usize, s: usize) {
     for line in 0..bytes.div_ceil(64) {
-        S::prefetch(block.wrapping_add(PREFETCH_DISTANCE + s * bytes + 64 * line));
+        S::prefetch(block.wrapping_add(S::PREFETCH_DISTANCE + s * bytes + 64 * line));
     }
 }
 

@@ -22,6 +22,8 @@ pub enum Quants {
 pub trait Simd {
     /// Rows of a group.
     const ROWS: usize;
+    /// How far ahead of its use memory is asked for, bytes; 0 leaves that to the CPU.
+    const PREFETCH_DISTANCE: usize;
     /// Four bytes for each row.
     type Bytes: Copy;
     /// An integer scale for each row, in the form that `sub_block_sum` wants.
