@@ -30,6 +30,8 @@ fn read_all(bytes: &[u8], ahead: impl Fn(&[u8; READ_UNIT])) -> u64 {
     let mut sums = [0_u64; READ_UNIT / 8];
     for unit in bytes.as_chunks::<READ_UNIT>().0 {
         ahead(unit);
+        // Each unit by itself: with AVX-512 the compiler would gather from several, at a tenth of the speed.
+        let unit = black_box(unit);
         for (sum, word) in sums.iter_mut().zip(unit.as_chunks::<8>().0) {
             *sum = sum.wrapping_add(u64::from_le_bytes(*word));
         }
