@@ -213,7 +213,7 @@ class Reference:
         if kind == "none":
             return 1.0
         if kind != "linear":
-            raise NotImplementedError(f"RoPE scaling {kind!r}")
+            raise ValueError(f"RoPE scaling {kind!r}")
         factor: float = self.optional("rope.scaling.factor", self.optional("rope.scale_linear", 1.0))
         return factor
 
