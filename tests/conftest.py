@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from larql.source import resolve
+
+# A job in a shell's background ignores SIGINT, and so would the programs that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def model_path(name: str) -> Path:

@@ -294,3 +294,17 @@ def test_a_reader_that_leaves(gemma_path: Path) -> None:
         process.stdout.close()
         process.wait(timeout=20)
         assert process.stderr.read() == b""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_output_that_cannot_be_written_is_one_line(tiny_path: Path) -> None:
+    command = [*PROGRAM, "tokenize", str(tiny_path), "hi"]
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.stderr == "larql: cannot write the output: No space left on device\n"
+    assert result.returncode == 1
+    closed = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert closed.stderr == "larql: standard output is closed\n"
+    assert closed.returncode == 1

@@ -267,7 +267,10 @@ def test_the_same_again_is_no_error(gguf: Path, vindex: Path, monkeypatch: pytes
     monkeypatch.setattr(convert, "write_weights", refuse)
     result = run("convert", gguf, vindex)
     assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == f"larql: {vindex} is there already, made from the same file\n"
+    assert (
+        result.stderr
+        == f"larql: {vindex} is there already, made from the same file; `larql verify` checks its content\n"
+    )
 
 
 def test_a_vindex_is_not_converted(vindex: Path, tmp_path: Path) -> None:
@@ -334,7 +337,10 @@ def test_a_broken_entry_says_where_it_is(gguf: Path) -> None:
     entry = open_model(gguf)
     assert isinstance(entry, VindexFolder)
     (entry.folder / "weights.bin").write_bytes(b"")
-    with pytest.raises(ModelError, match=r"has 0 bytes.*; convert the model again \(it is in the cache: remove .*\)$"):
+    with pytest.raises(
+        ModelError,
+        match=r"has 0 bytes.*; remove the folder and convert the model again \(it is in the cache: remove .*\)$",
+    ):
         open_model(gguf)
 
 
@@ -504,7 +510,7 @@ def test_an_index_that_is_nested_deeply(vindex: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda index: index.update(version=2), "is of version 2, and this LARQL reads version 1; convert the model"),
+        (lambda index: index.update(version=2), "is of version 2, and this LARQL reads version 1; remove the folder"),
         (lambda index: index.update(format="zip"), 'does not have "format": "larql-vindex"'),
         (lambda index: index["config"].update(n_heads=0), "n_heads is 0"),
         (lambda index: index["config"].update(activation="relu"), "config.activation is 'relu', which it cannot be"),

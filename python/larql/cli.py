@@ -6,6 +6,7 @@ What a command needs is imported when it runs, so that help is there at once.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from enum import Enum
@@ -50,6 +51,13 @@ class _Commands(TyperGroup):
         except KeyboardInterrupt as interrupt:
             typer.echo("larql: interrupted", err=True)
             raise typer.Exit(EXIT_INTERRUPTED) from interrupt
+        except BrokenPipeError:
+            raise  # whoever reads has enough: typer ends quietly
+        except OSError as error:
+            # What is still in the buffer cannot be written at exit either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            typer.echo(f"larql: cannot write the output: {error.strerror or error}", err=True)
+            raise typer.Exit(EXIT_MODEL) from error
 
 
 app = typer.Typer(
@@ -73,6 +81,8 @@ NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Pack a .gguf fi
 
 def main() -> None:
     """The `larql` program."""
+    if sys.stdout is None:
+        sys.exit("larql: standard output is closed")
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? for what it lacks
     app()
@@ -170,7 +180,7 @@ def convert(
     except FileExistsError:
         if not is_from(target, file):
             raise InputError(f"{target} exists; remove it, or choose another name") from None
-        _say(f"{target} is there already, made from the same file")
+        _say(f"{target} is there already, made from the same file; `larql verify` checks its content")
     except OSError as error:
         raise LarqlError(f"cannot write {target}: {error.strerror or error}") from error
 

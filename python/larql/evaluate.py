@@ -252,7 +252,7 @@ def llama_cpp_rows(path: Path | None, ids: Sequence[int], threads: int) -> Itera
     """
     if find_spec("llama_cpp") is None:
         raise PeerError(
-            "llama.cpp is not compared, because llama-cpp-python is not installed: pip install larql[bench]"
+            "llama.cpp is not compared, because llama-cpp-python is not installed: pip install llama-cpp-python"
         )
     if path is None:
         raise PeerError("llama.cpp is not compared, because it needs a .gguf file")

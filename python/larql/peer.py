@@ -34,7 +34,7 @@ class Peer:
 
     def __init__(self, path: Path, *, threads: int, context: int, worker: Sequence[str] = _WORKER) -> None:
         if worker is _WORKER and importlib.util.find_spec("llama_cpp") is None:
-            raise PeerError("llama-cpp-python is not installed: pip install 'larql[bench]'")
+            raise PeerError("llama-cpp-python is not installed: pip install llama-cpp-python")
         self._idle_s = self._idle_cpu_s = 0.0  # the peer's, while we worked
         self._our_idle_s = self._our_idle_cpu_s = 0.0  # this process's, while the peer worked
         with ExitStack() as stack:

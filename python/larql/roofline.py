@@ -141,7 +141,7 @@ def load_plotting() -> Any:
     try:
         return importlib.import_module("matplotlib.figure")
     except ImportError as error:
-        raise InputError("--plot needs matplotlib: pip install 'larql[plot]'") from error
+        raise InputError("--plot needs matplotlib: pip install matplotlib") from error
 
 
 def save_plot(result: dict[str, Any], path: Path) -> None:

@@ -16,6 +16,8 @@ from larql.model_file import ModelFile, Progress
 from larql.packaged import PACKAGED_MODELS, find_packaged
 from larql.vindex import INDEX, VERSION, VindexFolder
 
+_ACCEPTED = f"a model is a .gguf file, a .vindex or one of {', '.join(PACKAGED_MODELS)}"
+
 
 def open_model(model: str | os.PathLike[str], *, cache: bool = True, progress: Progress | None = None) -> ModelFile:
     """Opens what `model` stands for: the path of a .gguf file or of a .vindex, or the name of a packaged model.
@@ -41,14 +43,14 @@ def open_gguf(model: str | os.PathLike[str]) -> GgufFile:
 def resolve(model: str | os.PathLike[str]) -> Path:
     """The path of the file or .vindex that `model` stands for; raises ModelError when there is none."""
     name = os.fspath(model)
+    if not name:
+        raise ModelError(f"the model's name is empty; {_ACCEPTED}")
     path = Path(name).expanduser()
     if path.is_file() or ((path / INDEX).is_file() and not is_unfinished(path)):
         return path
     if name in PACKAGED_MODELS:
         return find_packaged(name)
-    raise ModelError(
-        f"{_what_is_wrong(name, path)}; a model is a .gguf file, a .vindex or one of {', '.join(PACKAGED_MODELS)}"
-    )
+    raise ModelError(f"{_what_is_wrong(name, path)}; {_ACCEPTED}")
 
 
 def _what_is_wrong(name: str, path: Path) -> str:

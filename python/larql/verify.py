@@ -42,5 +42,7 @@ def _compare(model: VindexFolder, source: GgufFile) -> None:
     if source.sha256 != model.sha256:
         raise ModelError(f"{model.folder} was not made from {source.path}: that has another SHA-256")
     if (source.config, source.tokenizer.facts) != (model.config, model.tokenizer.facts):
-        raise ModelError(f"{model.folder}: this LARQL reads {source.path} in another way; convert it again")
+        raise ModelError(
+            f"{model.folder}: this LARQL reads {source.path} in another way; remove the folder and convert it again"
+        )
     model.weights.verify_against(source.gguf, source.tensor_names)

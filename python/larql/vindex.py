@@ -162,7 +162,8 @@ class VindexFolder:
                 _raise_unreadable(path, error)
             if not stat.S_ISREG(status.st_mode) or status.st_size != facts.length:
                 raise ModelError(
-                    f"{path}: has {status.st_size} bytes, not {facts.length} as it should; convert the model again"
+                    f"{path}: has {status.st_size} bytes, not {facts.length} as it should; "
+                    "remove the folder and convert the model again"
                 )
 
 
@@ -170,7 +171,7 @@ def _read_index(path: Path) -> Index:
     try:
         return _parse_index(json.loads(_read(path)), path)
     except (ValueError, RecursionError):
-        raise ModelError(f"{path}: is not JSON; convert the model again") from None
+        raise ModelError(f"{path}: is not JSON; remove the folder and convert the model again") from None
 
 
 def _parse_index(data: Any, path: Path) -> Index:
@@ -180,7 +181,7 @@ def _parse_index(data: Any, path: Path) -> Index:
     if version != VERSION:
         raise ModelError(
             f"{path}: is of version {version!r:.20}, and this LARQL reads version {VERSION}; "
-            "convert the model again, or use the LARQL that did"
+            "remove the folder and convert the model again, or use the LARQL that did"
         )
     if data.pop("sha256", None) != _checksum(data):
         _raise_damaged(path)
@@ -200,8 +201,12 @@ def _read(path: Path) -> bytes:
 
 
 def _raise_unreadable(path: Path, error: OSError) -> NoReturn:
-    raise ModelError(f"{path}: cannot be read: {error.strerror or error}; convert the model again") from error
+    raise ModelError(
+        f"{path}: cannot be read: {error.strerror or error}; remove the folder and convert the model again"
+    ) from error
 
 
 def _raise_damaged(path: Path) -> NoReturn:
-    raise ModelError(f"{path}: has changed since it was written (its SHA-256 is another); convert the model again")
+    raise ModelError(
+        f"{path}: has changed since it was written (another SHA-256); remove the folder and convert the model again"
+    )
