@@ -547,6 +547,11 @@ impl Matrix {
 }
 
 #[pyfunction]
+fn default_threads() -> PyResult<usize> {
+    Ok(thread_count(None)?)
+}
+
+#[pyfunction]
 #[pyo3(signature = (buffer, *, threads, prefetch))]
 fn measure_read(py: Python<'_>, buffer: PyReadonlyArray1<'_, u8>, threads: usize, prefetch: bool) -> PyResult<f64> {
     let buffer = buffer.as_slice()?;
@@ -576,6 +581,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<Engine>()?;
     m.add_function(wrap_pyfunction!(write_weights, m)?)?;
     m.add_function(wrap_pyfunction!(dequantize, m)?)?;
+    m.add_function(wrap_pyfunction!(default_threads, m)?)?;
     m.add_function(wrap_pyfunction!(measure_read, m)?)?;
     m.add_function(wrap_pyfunction!(measure_peak, m)?)
 }

@@ -301,3 +301,17 @@ def test_the_commit_is_of_this_checkout_only(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_a_missing_program_prints_nothing() -> None:
     assert machine._output(["no-such-program-of-larql"]) == ""
+
+
+def test_default_threads_stop_where_memory_saturates(monkeypatch: pytest.MonkeyPatch) -> None:
+    from larql import _core
+
+    monkeypatch.delenv("LARQL_NUM_THREADS", raising=False)
+    rule = _core.default_threads()
+    assert rule >= 1
+    for saturation, want in ((None, rule), (1, 1), (rule + 5, rule)):
+        monkeypatch.setattr(roofline, "cached_saturation", lambda saturation=saturation: saturation)
+        assert roofline.default_threads() == want
+    monkeypatch.setenv("LARQL_NUM_THREADS", "3")
+    monkeypatch.setattr(roofline, "cached_saturation", lambda: 1)
+    assert roofline.default_threads() == 3, "what the user says goes before what was measured"

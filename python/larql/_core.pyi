@@ -17,6 +17,7 @@ __all__ = [
     "Vindex",
     "__version__",
     "build_profile",
+    "default_threads",
     "dequantize",
     "measure_peak",
     "measure_read",
@@ -174,6 +175,12 @@ def write_weights(
 
 def dequantize(dtype: str, data: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Decodes whole blocks of a weight type to f32 [weights]."""
+
+def default_threads() -> int:
+    """Threads of an engine that is given no number: LARQL_NUM_THREADS, or the physical cores that this process may use.
+
+    Raises InputError when the variable is no number in range.
+    """
 
 def measure_read(buffer: NDArray[np.uint8], *, threads: int, prefetch: bool) -> float:
     """Reads the whole buffer once, in equal parts by `threads` threads; seconds."""

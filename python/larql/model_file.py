@@ -10,6 +10,7 @@ from larql._core import Engine, Gguf, Vindex
 from larql.config import ModelConfig
 from larql.errors import ModelError
 from larql.families.keys import TensorInfo
+from larql.roofline import default_threads
 from larql.tokenizer import Tokenizer
 
 Progress = Callable[[int, int], object]  # of a conversion: is told the bytes written and those of the whole
@@ -63,4 +64,6 @@ def make_engine(
         raise ModelError(
             f"the tokenizer has {file.tokenizer.vocab_size} tokens, but the embedding has {file.config.vocab_size}"
         )
+    if threads is None:
+        threads = default_threads()
     return Engine(file.weights, file.config.to_json(), threads=threads, context=context, precision=precision)

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import importlib
 import json
+import os
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -106,6 +107,17 @@ def measure(repeats: int = 5, say: Say = lambda _: None) -> dict[str, Any]:
     if probe.is_full:
         _remember(result)
     return result
+
+
+def default_threads() -> int:
+    """Threads where none are asked for: those of the core's rule, lowered to what saturates memory if that was measured
+    on this machine and LARQL_NUM_THREADS does not say otherwise.
+    """
+    from larql import _core
+
+    threads = _core.default_threads()
+    saturation = None if os.environ.get("LARQL_NUM_THREADS") else cached_saturation()
+    return threads if saturation is None else min(threads, saturation)
 
 
 def cached_saturation() -> int | None:
