@@ -54,6 +54,8 @@ class _Commands(TyperGroup):
         except BrokenPipeError:
             raise  # whoever reads has enough: typer ends quietly
         except OSError as error:
+            if error.filename is not None:
+                raise  # about a file, so not about the output
             # What is still in the buffer cannot be written at exit either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             typer.echo(f"larql: cannot write the output: {error.strerror or error}", err=True)
