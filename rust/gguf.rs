@@ -37,7 +37,6 @@ pub struct Gguf {
     maps: Vec<Mmap>,
     metadata: Vec<(String, Value)>,
     tensors: Vec<TensorInfo>,
-    key_idx: HashMap<String, usize>,
     tensor_idx: HashMap<String, usize>,
 }
 
@@ -54,7 +53,6 @@ impl Gguf {
             maps: Vec::new(),
             metadata: Vec::new(),
             tensors: Vec::new(),
-            key_idx: HashMap::new(),
             tensor_idx: HashMap::new(),
         };
         let given = Shard::open(path)?;
@@ -93,11 +91,6 @@ impl Gguf {
         &self.metadata
     }
 
-    /// The value of a metadata key.
-    pub fn get(&self, key: &str) -> Option<&Value> {
-        self.key_idx.get(key).map(|&idx| &self.metadata[idx].1)
-    }
-
     /// The tensors of all shards in file order.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
@@ -118,7 +111,6 @@ impl Gguf {
         if self.maps.is_empty() {
             self.version = header.version;
             self.metadata = header.metadata;
-            self.key_idx = self.metadata.iter().enumerate().map(|(idx, (key, _))| (key.clone(), idx)).collect();
         }
         for mut tensor in header.tensors {
             tensor.shard = self.maps.len();

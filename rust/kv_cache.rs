@@ -52,15 +52,6 @@ impl KvLayout {
     fn head_len(&self) -> usize {
         PAGE * self.head_dim
     }
-
-    /// Bytes that one position takes in one layer.
-    pub fn bytes_per_position(&self) -> usize {
-        let element = match self.kv_type {
-            KvType::F16 => 2,
-            KvType::F32 => 4,
-        };
-        2 * self.n_kv_heads * self.head_dim * element
-    }
 }
 
 /// First position that a later query can see when `len` tokens are held.
