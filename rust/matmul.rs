@@ -1,6 +1,6 @@
 //! Matrix multiplication: picks the kernel by weight type, cuts the work into chunks of rows.
 
-use crate::kernels::{GROUP, Kernels, Panel, QUANT_BLOCK, QuantisedRow, QuantisedRows};
+use crate::kernels::{Apart, GROUP, Kernels, N_APART, Panel, QUANT_BLOCK, QuantisedRow, QuantisedRows, SUM_BLOCK};
 use crate::pack::PANEL;
 use crate::team::{Crew, Shared};
 use crate::weights::Weight;
@@ -23,6 +23,24 @@ struct Int8 {
     quants: Vec<i8>,
     scales: Vec<f32>,
     sums: Vec<f32>,
+    pair_sums: Vec<[i16; 2]>,
+    apart: Vec<[Apart; N_APART]>,
+}
+
+impl Int8 {
+    fn resize(&mut self, n: usize, width: usize) {
+        self.stride = width.next_multiple_of(GROUP);
+        self.quants.resize(n * self.stride, 0);
+        self.scales.resize(n * self.stride / QUANT_BLOCK, 0.0);
+        self.sums.resize(n * self.stride / QUANT_BLOCK, 0.0);
+        self.pair_sums.resize(n * self.stride / SUM_BLOCK, [0; 2]);
+        self.apart.resize(n, [Apart::default(); N_APART]);
+    }
+
+    fn rows(&self) -> QuantisedRows<'_> {
+        let Self { stride, quants, scales, sums, pair_sums, apart } = self;
+        QuantisedRows { stride: *stride, quants, scales, sums, pair_sums, apart }
+    }
 }
 
 impl Activations {
@@ -46,24 +64,23 @@ impl Activations {
             crew.for_rows(&mut self.values, width, f);
             return;
         };
-        let stride = width.next_multiple_of(GROUP);
-        let n_blocks = stride / QUANT_BLOCK;
-        int8.stride = stride;
-        int8.quants.resize(n * stride, 0);
-        int8.scales.resize(n * n_blocks, 0.0);
-        int8.sums.resize(n * n_blocks, 0.0);
+        int8.resize(n, width);
+        let stride = int8.stride;
         let (values, quants) = (Shared::new(&mut self.values), Shared::new(&mut int8.quants));
         let (scales, sums) = (Shared::new(&mut int8.scales), Shared::new(&mut int8.sums));
+        let (pair_sums, apart) = (Shared::new(&mut int8.pair_sums), Shared::new(&mut int8.apart));
         crew.run(n, &|c| {
-            let blocks = c * n_blocks..(c + 1) * n_blocks;
+            let blocks = |len: usize| c * (stride / len)..(c + 1) * (stride / len);
             // SAFETY: each chunk takes the parts of its own column.
             let (values, mut row) = unsafe {
                 (
                     values.part(c * width..(c + 1) * width),
                     QuantisedRow {
-                        quants: quants.part(c * stride..(c + 1) * stride),
-                        scales: scales.part(blocks.clone()),
-                        sums: sums.part(blocks),
+                        quants: quants.part(blocks(1)),
+                        scales: scales.part(blocks(QUANT_BLOCK)),
+                        sums: sums.part(blocks(QUANT_BLOCK)),
+                        pair_sums: pair_sums.part(blocks(SUM_BLOCK)),
+                        apart: &mut apart.part(c..c + 1)[0],
                     },
                 )
             };
@@ -133,9 +150,7 @@ fn guided_chunks(n: usize, n_threads: usize) -> Vec<Range<usize>> {
 /// `out[c][r]` = row r of the panel times column c.
 fn multiply(kernels: &Kernels, panel: &Panel, x: &Activations, out: &mut [[f32; PANEL]]) {
     match &x.int8 {
-        Some(Int8 { stride, quants, scales, sums }) if panel.dtype.is_quantised() => {
-            (kernels.matmul_int8)(panel, &QuantisedRows { stride: *stride, quants, scales, sums }, out);
-        }
+        Some(int8) if panel.dtype.is_quantised() => (kernels.matmul_int8)(panel, &int8.rows(), out),
         _ => (kernels.matmul_f32)(panel, &x.values, out),
     }
 }

@@ -2,9 +2,10 @@
 
 #![allow(unsafe_op_in_unsafe_fn)] // every function here is unsafe for the one reason that `Simd` gives
 
+use super::activations::QuantisedRows;
 use super::math::Lanes;
 use super::packed;
-use super::scalar::{Panel, QuantisedRows};
+use super::panel_block::Panel;
 use super::simd::{Quants, Simd};
 use std::arch::x86_64::*;
 
@@ -15,26 +16,33 @@ pub fn matmul_int8(w: &Panel, x: &QuantisedRows, out: &mut [Lanes]) {
     unsafe { packed::matmul_int8::<Avx512, 1, 8>(w, x, out) }
 }
 
+/// See `scalar::matmul_f32`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub fn matmul_f32(w: &Panel, x: &[f32], out: &mut [Lanes]) {
+    // SAFETY: this function is compiled for the instruction set.
+    unsafe { packed::matmul_f32::<Avx512, 1>(w, x, out) }
+}
+
 struct Avx512;
 
-/// `sum` plus the products of four columns: `vpdpbusd` adds them up in 32 bits.
+/// `sum` plus the products of 16 columns: `vpdpbusd` adds up four for each row, in 32 bits.
 #[inline(always)]
-unsafe fn add_products(sum: __m512i, kind: Quants, w: __m512i, x: *const i8) -> __m512i {
-    let x = _mm512_set1_epi32(x.cast::<i32>().read_unaligned());
-    match kind {
-        Quants::UpTo31 | Quants::UpTo63 => _mm512_dpbusd_epi32(sum, w, x),
-        // |w| * (x with the sign of w); |-128| is 128 as an unsigned byte.
-        Quants::Signed => {
-            let signed = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
-            _mm512_dpbusd_epi32(sum, _mm512_abs_epi8(w), signed)
-        }
+unsafe fn add_products(mut sum: __m512i, kind: Quants, w: &[__m512i], x: *const i8, pairs: *const [i16; 2]) -> __m512i {
+    // The instruction wants weights without a sign. 32 bits hold the whole sum, so its start may come at any time.
+    let offset = if kind == Quants::Signed { 128 } else { kind.offset() };
+    if offset != 0 {
+        let pair = _mm512_set1_epi32(pairs.cast::<i32>().read_unaligned());
+        sum = _mm512_dpwssd_epi32(sum, pair, _mm512_set1_epi16(-offset));
     }
+    for g in 0..4 {
+        let w = if kind == Quants::Signed { _mm512_xor_si512(w[g], _mm512_set1_epi8(-128)) } else { w[g] };
+        sum = _mm512_dpbusd_epi32(sum, w, _mm512_set1_epi32(x.add(4 * g).cast::<i32>().read_unaligned()));
+    }
+    sum
 }
 
 impl Simd for Avx512 {
     const ROWS: usize = 16;
-    /// On Zen 4, asking ahead cost a fifth with one thread and gained nothing with two.
-    const PREFETCH_DISTANCE: usize = 0;
     type Bytes = __m512i;
     type Scale = __m512;
     type Floats = __m512;
@@ -76,23 +84,43 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     unsafe fn signed_scale(at: *const u8) -> __m512 {
-        Self::from_signed(at)
+        _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast())))
     }
 
     /// The scaled sum is below 2^24, so scaling in f32 is exact as well.
     #[inline(always)]
-    unsafe fn sub_block_sum(kind: Quants, w: [__m512i; 4], x: *const i8, scale: __m512) -> __m512 {
-        let mut sum = _mm512_setzero_si512();
-        sum = add_products(sum, kind, w[0], x);
-        sum = add_products(sum, kind, w[1], x.add(4));
-        sum = add_products(sum, kind, w[2], x.add(8));
-        sum = add_products(sum, kind, w[3], x.add(12));
-        _mm512_mul_ps(_mm512_cvtepi32_ps(sum), scale)
+    unsafe fn sub_block_sum(
+        kind: Quants,
+        w: [__m512i; 8],
+        x: *const i8,
+        pairs: *const [i16; 2],
+        scales: [__m512; 2],
+    ) -> __m512 {
+        let (low, high) = (&w[..4], &w[4..]);
+        let first = add_products(_mm512_setzero_si512(), kind, low, x, pairs);
+        if kind == Quants::Above32 {
+            let second = add_products(_mm512_setzero_si512(), kind, high, x.add(16), pairs.add(1));
+            let first = _mm512_mul_ps(_mm512_cvtepi32_ps(first), scales[0]);
+            return _mm512_fmadd_ps(_mm512_cvtepi32_ps(second), scales[1], first);
+        }
+        let both = add_products(first, kind, high, x.add(16), pairs.add(1));
+        _mm512_mul_ps(_mm512_cvtepi32_ps(both), scales[0])
     }
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> __m512 {
         _mm512_set1_ps(value)
+    }
+
+    #[inline(always)]
+    unsafe fn from_f32(at: *const u8) -> __m512 {
+        _mm512_loadu_ps(at.cast())
+    }
+
+    #[inline(always)]
+    unsafe fn from_bf16(at: *const u8) -> __m512 {
+        let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(at.cast()));
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
     }
 
     #[inline(always)]
@@ -106,8 +134,8 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn from_signed(at: *const u8) -> __m512 {
-        _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast())))
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        _mm512_add_ps(a, b)
     }
 
     #[inline(always)]

@@ -74,12 +74,6 @@ pub fn sum_of_squares(x: &[f32]) -> f32 {
     sum(lanes)
 }
 
-/// The largest magnitude, 0 for nothing.
-#[inline(always)]
-pub fn max_abs(x: &[f32]) -> f32 {
-    x.iter().fold(0.0, |m, v| if v.abs() > m { v.abs() } else { m })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -111,7 +105,6 @@ mod tests {
         for n in 0..50 {
             let x: Vec<f32> = (0..n).map(|i| i as f32).collect();
             assert_eq!(sum_of_squares(&x), x.iter().map(|v| v * v).sum::<f32>());
-            assert_eq!(max_abs(&x), n.max(1) as f32 - 1.0);
         }
     }
 }

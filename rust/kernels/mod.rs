@@ -8,18 +8,22 @@ pub mod math;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod activations;
 mod packed;
 mod panel_block;
 mod peaks;
+mod prefetch;
 mod scalar;
 mod simd;
 #[cfg(test)]
 mod tests;
 
+pub use activations::{Apart, GROUP, N_APART, QUANT_BLOCK, QuantisedRow, QuantisedRows, SUM_BLOCK};
 pub use math::LANES;
 use math::Lanes;
+pub use panel_block::Panel;
 pub use peaks::READ_UNIT;
-pub use scalar::{AttentionTile, GROUP, Panel, QUANT_BLOCK, QuantisedRow, QuantisedRows, SoftmaxState, TILE};
+pub use scalar::{AttentionTile, SoftmaxState, TILE};
 
 use crate::error::{Result, input_error};
 
@@ -35,8 +39,8 @@ macro_rules! with_kernel_list {
             scalar fn matmul_f32(w: &Panel, x: &[f32], out: &mut [Lanes]) -> ();
             /// The same with quantised weights and quantised columns, in integers block by block.
             scalar fn matmul_int8(w: &Panel, x: &QuantisedRows, out: &mut [Lanes]) -> ();
-            /// Quantises `x` to int8 with one scale per QUANT_BLOCK elements.
-            scalar fn quantise(x: &[f32], out: &mut QuantisedRow) -> ();
+            /// Quantises `x` to int8 with one scale per QUANT_BLOCK elements, the N_APART largest elements set apart.
+            activations fn quantise(x: &[f32], out: &mut QuantisedRow) -> ();
             /// `out` = `x` / sqrt(mean(x^2) + eps) * `weight` (Zhang and Sennrich, 2019).
             scalar fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) -> ();
             /// `gate` = silu(`gate`) * `up`
@@ -104,6 +108,8 @@ mod avx2_table {
 
     static TABLE: Kernels = Kernels {
         // SAFETY: as for the portable kernels.
+        matmul_f32: |w, x, out| unsafe { avx2::matmul_f32(w, x, out) },
+        // SAFETY: the same.
         matmul_int8: |w, x, out| unsafe { avx2::matmul_int8(w, x, out) },
         // SAFETY: the same.
         peak_int8: |rounds| unsafe { peaks::peak_int8_avx2(rounds) },
@@ -130,6 +136,8 @@ mod avx512_table {
 
     static TABLE: Kernels = Kernels {
         // SAFETY: as for the portable kernels.
+        matmul_f32: |w, x, out| unsafe { avx512::matmul_f32(w, x, out) },
+        // SAFETY: the same.
         matmul_int8: |w, x, out| unsafe { avx512::matmul_int8(w, x, out) },
         // SAFETY: the same.
         peak_int8: |rounds| unsafe { peaks::peak_int8_vnni(rounds) },
@@ -157,8 +165,9 @@ pub fn available() -> Vec<&'static Kernels> {
 /// The fastest table of this CPU, or the one that `LARQL_ISA` names.
 ///
 /// # Errors
-/// `Error::Input` when the name is not one this CPU can run.
+/// `Error::Input` when the name is not one this CPU can run, or another variable of the kernels is wrong.
 pub fn choose() -> Result<&'static Kernels> {
+    prefetch::check()?;
     let tables = available();
     let Ok(name) = std::env::var(ISA_VAR) else {
         return Ok(tables[tables.len() - 1]);

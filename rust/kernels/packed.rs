@@ -1,9 +1,10 @@
-//! Products of packed, quantised weights with int8 activations, for any vector unit.
+//! Products of packed weights with activations, for any vector unit.
 //!
-//! Per group of rows, sub-block s of QUANT_BLOCK columns and activation column c, as in `scalar::matmul_int8`:
+//! Quantised weights, per group of rows, sub-block s of QUANT_BLOCK columns and activation column c, as in
+//! `scalar::matmul_int8`:
 //!
 //! ```text
-//! products += x_scale[s] * (sum over k of quant[k] * x_quant[k], times the block's integer scale[s])
+//! products += x_scale[s] * (sum over k of scale[k] * quant[k] * x_quant[k])
 //! mins     += x_sum[s] * min[s]
 //! acc      += d * products - m * mins        at the end of each block
 //! ```
@@ -18,9 +19,11 @@
 #![allow(unsafe_op_in_unsafe_fn)] // every function here is unsafe for the one reason that `Simd` gives
 #![allow(clippy::needless_range_loop)] // loops over lanes, groups and columns read best by index
 
+use super::activations::{GROUP, QUANT_BLOCK, QuantisedRows, SUM_BLOCK};
 use super::math::{LANES, Lanes};
-use super::scalar::{Panel, QUANT_BLOCK, QuantisedRows};
+use super::panel_block::{Panel, add_apart};
 use super::simd::{Quants, Simd};
+use super::{prefetch, scalar};
 use crate::quant::DType;
 
 /// Bytes of a panel's unit of four columns: four for each row.
@@ -40,21 +43,21 @@ trait Format {
     const SUBS_PER_STEP: usize;
     /// Whether minimums count.
     const HAS_MIN: bool;
-    /// How wide quants are.
+    /// How quants are stored.
     const QUANTS: Quants;
     /// Integer scales and minimums of a block's rows.
     type Scales;
 
     /// Reads the integer scales of a block.
     unsafe fn scales(block: *const u8) -> Self::Scales;
-    /// Quants of unit G (0 to 3) of a sub-block.
+    /// Quants of unit G (0 to 7) of a sub-block.
     unsafe fn quants<S: Simd, const SUB: usize, const G: usize>(block: *const u8, step: usize, row: usize) -> S::Bytes;
-    /// A sub-block's integer scales.
-    unsafe fn scale<S: Simd>(scales: &Self::Scales, sub: usize, row: usize) -> S::Scale;
+    /// A sub-block's integer scales: of its first and of its last 16 columns.
+    unsafe fn scale<S: Simd>(scales: &Self::Scales, sub: usize, row: usize) -> [S::Scale; 2];
     /// A sub-block's integer minimums.
     unsafe fn min<S: Simd>(scales: &Self::Scales, sub: usize, row: usize) -> S::Floats;
-    /// The factors of a block's minimums; `d` are the block's scales.
-    unsafe fn m<S: Simd>(block: *const u8, row: usize, d: S::Floats) -> S::Floats;
+    /// The factors of a block's minimums.
+    unsafe fn m<S: Simd>(block: *const u8, row: usize) -> S::Floats;
 }
 
 /// Columns of one pass, from the first element of the block in use.
@@ -62,6 +65,7 @@ struct Columns<const N: usize> {
     quants: [*const i8; N],
     scales: [*const f32; N],
     sums: [*const f32; N],
+    pairs: [*const [i16; 2]; N],
 }
 
 /// `out[c]` = a panel times column c, for a vector unit with GROUPS groups in a panel, COLUMNS columns in one pass.
@@ -105,6 +109,7 @@ unsafe fn multiply<S: Simd, F: Format, const GROUPS: usize, const COLUMNS: usize
         multiply_panel::<S, F, GROUPS, 1>(w, 0, x, first, &mut out[first..]);
         first += 1;
     }
+    add_apart(w, &x.apart[..out.len()], out);
 }
 
 /// `out[c]` = G groups of a panel, from row `row` on, times column `first + c`.
@@ -120,21 +125,30 @@ unsafe fn multiply_panel<S: Simd, F: Format, const G: usize, const N: usize>(
     let n_blocks = w.bytes.len() / panel_block;
     assert!(n_blocks * F::BLOCK_LEN <= x.stride && (first + N) * x.stride <= x.quants.len() && N <= out.len());
     assert!((first + N) * x.stride / QUANT_BLOCK <= x.scales.len().min(x.sums.len()));
+    assert!((first + N) * x.stride / SUM_BLOCK <= x.pair_sums.len());
     let start = first * x.stride;
-    let mut columns =
-        Columns { quants: [x.quants.as_ptr(); N], scales: [x.scales.as_ptr(); N], sums: [x.sums.as_ptr(); N] };
+    let mut columns = Columns {
+        quants: [x.quants.as_ptr(); N],
+        scales: [x.scales.as_ptr(); N],
+        sums: [x.sums.as_ptr(); N],
+        pairs: [x.pair_sums.as_ptr(); N],
+    };
     for c in 0..N {
         columns.quants[c] = columns.quants[c].add(start + c * x.stride);
         columns.scales[c] = columns.scales[c].add((start + c * x.stride) / QUANT_BLOCK);
         columns.sums[c] = columns.sums[c].add((start + c * x.stride) / QUANT_BLOCK);
+        columns.pairs[c] = columns.pairs[c].add((start + c * x.stride) / SUM_BLOCK);
     }
+    let distance = prefetch::distance();
     let mut acc = [[S::splat(0.0); G]; N];
     for i in 0..n_blocks {
-        multiply_block::<S, F, G, N>(w.bytes.as_ptr().add(i * panel_block), row, &columns, &mut acc);
+        let block = w.bytes.as_ptr().add(i * panel_block);
+        multiply_block::<S, F, G, N>(block, block.wrapping_add(distance), row, &columns, &mut acc);
         for c in 0..N {
             columns.quants[c] = columns.quants[c].add(F::BLOCK_LEN);
             columns.scales[c] = columns.scales[c].add(F::BLOCK_LEN / QUANT_BLOCK);
             columns.sums[c] = columns.sums[c].add(F::BLOCK_LEN / QUANT_BLOCK);
+            columns.pairs[c] = columns.pairs[c].add(F::BLOCK_LEN / SUM_BLOCK);
         }
     }
     for c in 0..N {
@@ -144,10 +158,11 @@ unsafe fn multiply_panel<S: Simd, F: Format, const G: usize, const N: usize>(
     }
 }
 
-/// `acc[c][g]` += group g of a panel block times column c.
+/// `acc[c][g]` += group g of a panel block times column c; asks for the memory at `ahead`.
 #[inline(always)]
 unsafe fn multiply_block<S: Simd, F: Format, const G: usize, const N: usize>(
     block: *const u8,
+    ahead: *const u8,
     row: usize,
     x: &Columns<N>,
     acc: &mut [[S::Floats; G]; N],
@@ -159,8 +174,9 @@ unsafe fn multiply_block<S: Simd, F: Format, const G: usize, const N: usize>(
             ($sub:literal) => {
                 if $sub < F::SUBS_PER_STEP {
                     let s = step * F::SUBS_PER_STEP + $sub;
-                    if row == 0 && S::PREFETCH_DISTANCE > 0 {
-                        prefetch_part::<S>(block, LANES * F::BLOCK_BYTES / (F::BLOCK_LEN / QUANT_BLOCK), s);
+                    if row == 0 {
+                        let share = LANES * F::BLOCK_BYTES / (F::BLOCK_LEN / QUANT_BLOCK);
+                        prefetch_lines::<S>(ahead.wrapping_add(s * share), share);
                     }
                     for g in 0..G {
                         let row = row + g * S::ROWS;
@@ -169,10 +185,15 @@ unsafe fn multiply_block<S: Simd, F: Format, const G: usize, const N: usize>(
                             F::quants::<S, $sub, 1>(block, step, row),
                             F::quants::<S, $sub, 2>(block, step, row),
                             F::quants::<S, $sub, 3>(block, step, row),
+                            F::quants::<S, $sub, 4>(block, step, row),
+                            F::quants::<S, $sub, 5>(block, step, row),
+                            F::quants::<S, $sub, 6>(block, step, row),
+                            F::quants::<S, $sub, 7>(block, step, row),
                         ];
                         let scale = F::scale::<S>(&scales, s, row);
                         for c in 0..N {
-                            let sum = S::sub_block_sum(F::QUANTS, w, x.quants[c].add(s * QUANT_BLOCK), scale);
+                            let (quants, pairs) = (x.quants[c].add(s * QUANT_BLOCK), x.pairs[c].add(2 * s));
+                            let sum = S::sub_block_sum(F::QUANTS, w, quants, pairs, scale);
                             products[c][g] = S::mul_add(S::splat(*x.scales[c].add(s)), sum, products[c][g]);
                         }
                         if F::HAS_MIN {
@@ -193,14 +214,6 @@ unsafe fn multiply_block<S: Simd, F: Format, const G: usize, const N: usize>(
         sub_block!(5);
         sub_block!(6);
         sub_block!(7);
-        sub_block!(8);
-        sub_block!(9);
-        sub_block!(10);
-        sub_block!(11);
-        sub_block!(12);
-        sub_block!(13);
-        sub_block!(14);
-        sub_block!(15);
     }
     for g in 0..G {
         let row = row + g * S::ROWS;
@@ -209,7 +222,7 @@ unsafe fn multiply_block<S: Simd, F: Format, const G: usize, const N: usize>(
             acc[c][g] = S::mul_add(d, products[c][g], acc[c][g]);
         }
         if F::HAS_MIN {
-            let m = F::m::<S>(block, row, d);
+            let m = F::m::<S>(block, row);
             for c in 0..N {
                 acc[c][g] = S::negated_mul_add(m, mins[c][g], acc[c][g]);
             }
@@ -217,12 +230,11 @@ unsafe fn multiply_block<S: Simd, F: Format, const G: usize, const N: usize>(
     }
 }
 
-/// Asks for the part of memory ahead that answers to sub-block `s`, of `bytes` bytes; not for a whole block at once,
-/// because a core can wait for few lines at a time.
+/// Asks for some lines; for a sub-block's share at a time, because a core can wait for few lines at once.
 #[inline(always)]
-unsafe fn prefetch_part<S: Simd>(block: *const u8, bytes: usize, s: usize) {
+unsafe fn prefetch_lines<S: Simd>(at: *const u8, bytes: usize) {
     for line in 0..bytes.div_ceil(64) {
-        S::prefetch(block.wrapping_add(S::PREFETCH_DISTANCE + s * bytes + 64 * line));
+        S::prefetch(at.wrapping_add(64 * line));
     }
 }
 
@@ -254,17 +266,16 @@ unsafe fn fifth_bit<S: Simd>(bytes: S::Bytes, bit: usize) -> S::Bytes {
     S::and(shifted, 16)
 }
 
-/// Defines a format with blocks of 32, whose low nibbles are sub-block 0: no integer scales within a block.
+/// Defines a format with blocks of 32: one sub-block, no integer scales.
 macro_rules! block_of_32 {
-    ($name:ident, $bytes:literal, $kind:ident, $has_min:literal,
-     |$block:ident, $row:ident| $quants:expr, |$m_block:ident, $m_row:ident, $d:ident| $m:expr) => {
+    ($name:ident, $bytes:literal, $kind:ident, $has_min:literal, |$block:ident, $row:ident| $quants:expr) => {
         #[allow(non_camel_case_types)]
         struct $name;
 
         impl Format for $name {
             const BLOCK_LEN: usize = 32;
             const BLOCK_BYTES: usize = $bytes;
-            const SUBS_PER_STEP: usize = 2;
+            const SUBS_PER_STEP: usize = 1;
             const HAS_MIN: bool = $has_min;
             const QUANTS: Quants = Quants::$kind;
             type Scales = ();
@@ -282,8 +293,8 @@ macro_rules! block_of_32 {
             }
 
             #[inline(always)]
-            unsafe fn scale<S: Simd>(_scales: &(), _sub: usize, _row: usize) -> S::Scale {
-                S::unit_scale()
+            unsafe fn scale<S: Simd>(_scales: &(), _sub: usize, _row: usize) -> [S::Scale; 2] {
+                [S::unit_scale(); 2]
             }
 
             #[inline(always)]
@@ -291,56 +302,33 @@ macro_rules! block_of_32 {
                 S::splat(1.0)
             }
 
+            /// Stored as what is added, so that the sign changes.
             #[inline(always)]
-            unsafe fn m<S: Simd>($m_block: *const u8, $m_row: usize, $d: S::Floats) -> S::Floats {
-                $m
+            unsafe fn m<S: Simd>(block: *const u8, row: usize) -> S::Floats {
+                S::mul(S::splat(-1.0), S::from_f16(block.add(32 + 2 * row)))
             }
         }
     };
 }
 
-/// Nibbles of a block of 32: sub-block 0 has the low ones, sub-block 1 the high ones.
+/// Nibbles of a block of 32: units 0 to 3 have the low ones, the others the high ones of the same bytes.
 #[inline(always)]
-unsafe fn nibbles_of_32<S: Simd, const SUB: usize>(qs: *const u8, g: usize, row: usize) -> S::Bytes {
-    let bytes = unit::<S>(qs, g, row);
-    if SUB == 0 { nibbles::<S, false>(bytes) } else { nibbles::<S, true>(bytes) }
+unsafe fn nibbles_of_32<S: Simd>(qs: *const u8, g: usize, row: usize) -> S::Bytes {
+    let bytes = unit::<S>(qs, g % 4, row);
+    if g < 4 { nibbles::<S, false>(bytes) } else { nibbles::<S, true>(bytes) }
 }
 
-/// The factor of minimums that are stored as what is added.
+/// The same with a fifth bit.
 #[inline(always)]
-unsafe fn negated_f16<S: Simd>(at: *const u8, row: usize) -> S::Floats {
-    S::mul(S::splat(-1.0), S::from_f16(at.add(2 * row)))
+unsafe fn five_bits_of_32<S: Simd>(qh: *const u8, qs: *const u8, g: usize, row: usize) -> S::Bytes {
+    S::or(nibbles_of_32::<S>(qs, g, row), fifth_bit::<S>(unit::<S>(qh, 0, row), g))
 }
 
-block_of_32!(Q4_0, 18, UpTo31, true, |block, row| nibbles_of_32::<S, SUB>(block.add(32), G, row), |_block, _row, d| {
-    S::mul(S::splat(8.0), d)
-});
-block_of_32!(Q4_1, 20, UpTo31, true, |block, row| nibbles_of_32::<S, SUB>(block.add(64), G, row), |block, row, _d| {
-    negated_f16::<S>(block.add(32), row)
-});
-block_of_32!(
-    Q5_0,
-    22,
-    UpTo31,
-    true,
-    |block, row| S::or(
-        nibbles_of_32::<S, SUB>(block.add(96), G, row),
-        fifth_bit::<S>(unit::<S>(block.add(32), 0, row), 4 * SUB + G)
-    ),
-    |_block, _row, d| S::mul(S::splat(16.0), d)
-);
-block_of_32!(
-    Q5_1,
-    24,
-    UpTo31,
-    true,
-    |block, row| S::or(
-        nibbles_of_32::<S, SUB>(block.add(128), G, row),
-        fifth_bit::<S>(unit::<S>(block.add(64), 0, row), 4 * SUB + G)
-    ),
-    |block, row, _d| negated_f16::<S>(block.add(32), row)
-);
-block_of_32!(Q8_0, 34, Signed, false, |block, row| unit::<S>(block.add(32), 4 * SUB + G, row), |_block, _row, d| d);
+block_of_32!(Q4_0, 18, Above8, false, |block, row| nibbles_of_32::<S>(block.add(32), G, row));
+block_of_32!(Q4_1, 20, UpTo15, true, |block, row| nibbles_of_32::<S>(block.add(64), G, row));
+block_of_32!(Q5_0, 22, Above16, false, |block, row| five_bits_of_32::<S>(block.add(32), block.add(96), G, row));
+block_of_32!(Q5_1, 24, UpTo31, true, |block, row| five_bits_of_32::<S>(block.add(64), block.add(128), G, row));
+block_of_32!(Q8_0, 34, Signed, false, |block, row| unit::<S>(block.add(32), G, row));
 
 /// Scales and minimums of Q4_K and Q5_K: for each 32 columns, a byte for each row.
 struct SixBitScales {
@@ -370,7 +358,7 @@ impl SixBitScales {
 
 /// Defines what Q4_K and Q5_K have in common.
 macro_rules! six_bit_format {
-    ($name:ident, $bytes:literal, $subs_per_step:literal,
+    ($name:ident, $bytes:literal, $kind:ident, $subs_per_step:literal,
      |$block:ident, $step:ident, $row:ident| $quants:expr) => {
         struct $name;
 
@@ -379,7 +367,7 @@ macro_rules! six_bit_format {
             const BLOCK_BYTES: usize = $bytes;
             const SUBS_PER_STEP: usize = $subs_per_step;
             const HAS_MIN: bool = true;
-            const QUANTS: Quants = Quants::UpTo31;
+            const QUANTS: Quants = Quants::$kind;
             type Scales = SixBitScales;
 
             #[inline(always)]
@@ -397,35 +385,39 @@ macro_rules! six_bit_format {
             }
 
             #[inline(always)]
-            unsafe fn scale<S: Simd>(scales: &SixBitScales, sub: usize, row: usize) -> S::Scale {
-                S::unsigned_scale(scales.scales[sub / 2].as_ptr().add(row))
+            unsafe fn scale<S: Simd>(scales: &SixBitScales, sub: usize, row: usize) -> [S::Scale; 2] {
+                [S::unsigned_scale(scales.scales[sub].as_ptr().add(row)); 2]
             }
 
             #[inline(always)]
             unsafe fn min<S: Simd>(scales: &SixBitScales, sub: usize, row: usize) -> S::Floats {
-                S::from_unsigned(scales.mins[sub / 2].as_ptr().add(row))
+                S::from_unsigned(scales.mins[sub].as_ptr().add(row))
             }
 
             #[inline(always)]
-            unsafe fn m<S: Simd>(block: *const u8, row: usize, _d: S::Floats) -> S::Floats {
+            unsafe fn m<S: Simd>(block: *const u8, row: usize) -> S::Floats {
                 S::from_f16(block.add(32 + 2 * row))
             }
         }
     };
 }
 
-/// Nibbles of 64 columns, 8 units: sub-blocks 0 and 1 have the low ones, 2 and 3 the high ones.
+/// Nibbles of 64 columns, 8 units: even sub-blocks have the low ones, odd ones the high ones.
 #[inline(always)]
 unsafe fn nibbles_of_64<S: Simd, const SUB: usize>(qs: *const u8, g: usize, row: usize) -> S::Bytes {
-    let bytes = unit::<S>(qs, 4 * (SUB % 2) + g, row);
-    if SUB % 4 < 2 { nibbles::<S, false>(bytes) } else { nibbles::<S, true>(bytes) }
+    let bytes = unit::<S>(qs, g, row);
+    if SUB.is_multiple_of(2) { nibbles::<S, false>(bytes) } else { nibbles::<S, true>(bytes) }
 }
 
-six_bit_format!(Q4K, 144, 4, |block, step, row| nibbles_of_64::<S, SUB>(block.add(256 + 8 * UNIT * step), G, row));
+six_bit_format!(Q4K, 144, UpTo15, 2, |block, step, row| nibbles_of_64::<S, SUB>(
+    block.add(256 + 8 * UNIT * step),
+    G,
+    row
+));
 // All sub-blocks at compile time: each has its fifth bits at another place of the same bytes.
-six_bit_format!(Q5K, 176, 16, |block, _step, row| S::or(
-    nibbles_of_64::<S, SUB>(block.add(768 + 8 * UNIT * (SUB / 4)), G, row),
-    fifth_bit::<S>(unit::<S>(block.add(256), 4 * (SUB % 2) + G, row), SUB / 2)
+six_bit_format!(Q5K, 176, UpTo31, 8, |block, _step, row| S::or(
+    nibbles_of_64::<S, SUB>(block.add(768 + 8 * UNIT * (SUB / 2)), G, row),
+    fifth_bit::<S>(unit::<S>(block.add(256), G, row), SUB)
 ));
 
 struct Q6K;
@@ -433,10 +425,10 @@ struct Q6K;
 impl Format for Q6K {
     const BLOCK_LEN: usize = 256;
     const BLOCK_BYTES: usize = 210;
-    const SUBS_PER_STEP: usize = 8;
-    const HAS_MIN: bool = true;
-    const QUANTS: Quants = Quants::UpTo63;
-    /// Where the scales begin: a byte of each row for each sub-block.
+    const SUBS_PER_STEP: usize = 4;
+    const HAS_MIN: bool = false;
+    const QUANTS: Quants = Quants::Above32;
+    /// Where the scales begin: a byte of each row for each 16 columns.
     type Scales = *const u8;
 
     #[inline(always)]
@@ -445,17 +437,16 @@ impl Format for Q6K {
     }
 
     /// Per 128 columns there are 24 units: for each half of a quarter 4 of high bits and 4 of nibbles, then 8 more of
-    /// nibbles. Quarter q = SUB / 2 has its low bits in the low (q < 2) or high nibbles of the former (q even) or the
-    /// latter, its high bits at bit 2 q.
+    /// nibbles. Quarter SUB has its low bits in the low (SUB < 2) or high nibbles of the former (SUB even) or the latter,
+    /// its high bits at bit 2 SUB.
     #[inline(always)]
     unsafe fn quants<S: Simd, const SUB: usize, const G: usize>(block: *const u8, step: usize, row: usize) -> S::Bytes {
         let units = block.add(288 + 24 * UNIT * step);
-        let turn = SUB % 2;
-        let high = unit::<S>(units, 8 * turn + G, row);
-        let low = if (SUB / 2).is_multiple_of(2) { 8 * turn + 4 + G } else { 16 + 4 * turn + G };
-        let low = unit::<S>(units, low, row);
-        let low = if SUB / 2 < 2 { nibbles::<S, false>(low) } else { nibbles::<S, true>(low) };
-        let high = match SUB / 2 {
+        let turn = 8 * (G / 4);
+        let high = unit::<S>(units, turn + G % 4, row);
+        let low = unit::<S>(units, if SUB.is_multiple_of(2) { turn + 4 + G % 4 } else { 16 + G }, row);
+        let low = if SUB < 2 { nibbles::<S, false>(low) } else { nibbles::<S, true>(low) };
+        let high = match SUB {
             0 => S::shift_left::<4>(high),
             1 => S::shift_left::<2>(high),
             2 => high,
@@ -465,17 +456,131 @@ impl Format for Q6K {
     }
 
     #[inline(always)]
-    unsafe fn scale<S: Simd>(scales: &*const u8, sub: usize, row: usize) -> S::Scale {
-        S::signed_scale(scales.add(LANES * sub + row))
+    unsafe fn scale<S: Simd>(scales: &*const u8, sub: usize, row: usize) -> [S::Scale; 2] {
+        let at = scales.add(2 * LANES * sub + row);
+        [S::signed_scale(at), S::signed_scale(at.add(LANES))]
     }
 
     #[inline(always)]
-    unsafe fn min<S: Simd>(scales: &*const u8, sub: usize, row: usize) -> S::Floats {
-        S::from_signed(scales.add(LANES * sub + row))
+    unsafe fn min<S: Simd>(_scales: &*const u8, _sub: usize, _row: usize) -> S::Floats {
+        S::splat(0.0)
     }
 
     #[inline(always)]
-    unsafe fn m<S: Simd>(_block: *const u8, _row: usize, d: S::Floats) -> S::Floats {
-        S::mul(S::splat(32.0), d)
+    unsafe fn m<S: Simd>(_block: *const u8, _row: usize) -> S::Floats {
+        S::splat(0.0)
+    }
+}
+
+/// How weights that are stored as floating point numbers become f32.
+///
+/// # Safety
+/// As for `Simd`.
+trait Plain {
+    /// Bytes of a weight.
+    const BYTES: usize;
+    /// A weight of each row.
+    unsafe fn load<S: Simd>(at: *const u8) -> S::Floats;
+}
+
+macro_rules! plain {
+    ($name:ident, $bytes:literal, $from:ident) => {
+        struct $name;
+
+        impl Plain for $name {
+            const BYTES: usize = $bytes;
+
+            #[inline(always)]
+            unsafe fn load<S: Simd>(at: *const u8) -> S::Floats {
+                S::$from(at)
+            }
+        }
+    };
+}
+plain!(F32, 4, from_f32);
+plain!(F16, 2, from_f16);
+plain!(BF16, 2, from_bf16);
+
+/// See `scalar::matmul_f32`, which this is for quantised weights.
+///
+/// # Safety
+/// As for `matmul_int8`.
+#[inline(always)]
+pub unsafe fn matmul_f32<S: Simd, const GROUPS: usize>(w: &Panel, x: &[f32], out: &mut [Lanes]) {
+    match w.dtype {
+        DType::F32 => multiply_plain::<S, F32, GROUPS>(w, x, out),
+        DType::F16 => multiply_plain::<S, F16, GROUPS>(w, x, out),
+        DType::BF16 => multiply_plain::<S, BF16, GROUPS>(w, x, out),
+        _ => scalar::matmul_f32(w, x, out),
+    }
+}
+
+#[inline(always)]
+unsafe fn multiply_plain<S: Simd, P: Plain, const GROUPS: usize>(w: &Panel, x: &[f32], out: &mut [Lanes]) {
+    const { assert!(GROUPS * S::ROWS == LANES) };
+    assert!(w.bytes.len() == w.cols * LANES * P::BYTES && x.len() >= out.len() * w.cols);
+    let (fours, rest) = out.as_chunks_mut::<4>();
+    for (i, four) in fours.iter_mut().enumerate() {
+        for group in 0..GROUPS {
+            multiply_plain_panel::<S, P, 1, 4>(w, group * S::ROWS, x.as_ptr().add(4 * i * w.cols), four);
+        }
+    }
+    let first = 4 * fours.len();
+    for (i, one) in rest.iter_mut().enumerate() {
+        multiply_plain_panel::<S, P, GROUPS, 1>(w, 0, x.as_ptr().add((first + i) * w.cols), std::array::from_mut(one));
+    }
+}
+
+/// `out[c]` = G groups of a panel, from row `row` on, times the columns at `x`.
+#[inline(always)]
+unsafe fn multiply_plain_panel<S: Simd, P: Plain, const G: usize, const N: usize>(
+    w: &Panel,
+    row: usize,
+    x: *const f32,
+    out: &mut [Lanes; N],
+) {
+    let distance = prefetch::distance();
+    let mut acc = [[S::splat(0.0); G]; N];
+    for start in (0..w.cols).step_by(GROUP) {
+        let end = w.cols.min(start + GROUP);
+        let (mut even, mut odd) = ([[S::splat(0.0); G]; N], [[S::splat(0.0); G]; N]);
+        let mut k = start;
+        while k < end {
+            let at = w.bytes.as_ptr().add((k * LANES + row) * P::BYTES);
+            if row == 0 {
+                prefetch_lines::<S>(at.wrapping_add(distance), 2 * LANES * P::BYTES);
+            }
+            add_weights::<S, P, G, N>(at, x.add(k), w.cols, &mut even);
+            if k + 1 < end {
+                add_weights::<S, P, G, N>(at.add(LANES * P::BYTES), x.add(k + 1), w.cols, &mut odd);
+            }
+            k += 2;
+        }
+        for c in 0..N {
+            for g in 0..G {
+                acc[c][g] = S::add(acc[c][g], S::add(even[c][g], odd[c][g]));
+            }
+        }
+    }
+    for c in 0..N {
+        for g in 0..G {
+            S::store(acc[c][g], out[c][row + g * S::ROWS..].as_mut_ptr());
+        }
+    }
+}
+
+/// `sums[c][g]` += one weight of each row in G groups, at `w`, times element 0 of column c at `x`.
+#[inline(always)]
+unsafe fn add_weights<S: Simd, P: Plain, const G: usize, const N: usize>(
+    w: *const u8,
+    x: *const f32,
+    cols: usize,
+    sums: &mut [[S::Floats; G]; N],
+) {
+    for g in 0..G {
+        let weights = P::load::<S>(w.add(g * S::ROWS * P::BYTES));
+        for c in 0..N {
+            sums[c][g] = S::mul_add(S::splat(*x.add(c * cols)), weights, sums[c][g]);
+        }
     }
 }

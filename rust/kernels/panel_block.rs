@@ -1,163 +1,222 @@
-//! Panel blocks of each quantised type, unpacked to plain integers: what the scalar kernel multiplies, and the
-//! definition that the vector kernels follow.
+//! What the bytes of a quantised panel block mean: the definition that all integer kernels follow.
+//!
+//! Weight k of row r is `d[r] * scale(k)[r] * quant(k)[r] - m[r] * min(k)[r]`, where d and m belong to the block, scale and
+//! min are integers that 32 (Q6_K: 16) columns share, and quants are centred in formats without minimums.
 
+#![allow(clippy::needless_range_loop)] // loops over lanes read best by index
+
+use super::activations::{Apart, N_APART};
 use super::math::{LANES, Lanes};
-use super::scalar::{GROUP, QUANT_BLOCK};
+use crate::pack::PANEL;
 use crate::quant::DType;
-use half::f16;
+use crate::quant::blocks::f16_to_f32;
 
-const SUB_BLOCKS: usize = GROUP / QUANT_BLOCK;
+const _: () = assert!(LANES == PANEL, "lanes are rows of a panel");
 
-/// One block of PANEL rows. Weight k of row r, in sub-block s = k / QUANT_BLOCK, is
-/// `d[r] * scales[s][r] * quants[k][r] - m[r] * mins[s][r]`.
-pub struct PanelBlock {
-    /// As stored, so not negative but for Q8_0.
-    pub quants: [[i16; LANES]; GROUP],
-    /// The integer scale within the block.
-    pub scales: [[i32; LANES]; SUB_BLOCKS],
-    /// The integer minimum within the block.
-    pub mins: [Lanes; SUB_BLOCKS],
-    /// Scale of the block.
-    pub d: Lanes,
-    /// Scale of its minimums; formats with centred quants get theirs from `d`.
-    pub m: Lanes,
-    /// Sub-blocks in use.
-    pub n_sub_blocks: usize,
-    /// Whether minimums count.
-    pub has_min: bool,
+/// PANEL rows of a weight matrix, packed as `pack` describes.
+#[derive(Clone, Copy)]
+pub struct Panel<'a> {
+    /// Storage type.
+    pub dtype: DType,
+    /// Columns.
+    pub cols: usize,
+    /// Panel blocks, one for each block of a row.
+    pub bytes: &'a [u8],
 }
 
-impl PanelBlock {
-    /// Room for any type.
+impl<'a> Panel<'a> {
+    /// Bytes of a panel block.
     #[inline(always)]
-    pub fn new() -> Self {
-        Self {
-            quants: [[0; LANES]; GROUP],
-            scales: [[1; LANES]; SUB_BLOCKS],
-            mins: [[1.0; LANES]; SUB_BLOCKS],
-            d: [0.0; LANES],
-            m: [0.0; LANES],
-            n_sub_blocks: 0,
-            has_min: false,
-        }
+    pub fn block_bytes(&self) -> usize {
+        PANEL * self.dtype.block_bytes()
     }
 
-    /// Unpacks a panel block of `dtype`; all blocks of one PanelBlock are of the same type.
+    /// Panel block i.
     #[inline(always)]
-    pub fn unpack(&mut self, dtype: DType, bytes: &[u8]) {
-        self.n_sub_blocks = dtype.block_len() / QUANT_BLOCK;
-        self.has_min = dtype != DType::Q8_0;
-        self.d = halves(bytes, 0);
-        match dtype {
-            DType::Q4_0 => {
-                self.m = self.d.map(|d| 8.0 * d);
-                self.nibbles_of_32(&bytes[32..]);
-            }
-            DType::Q4_1 => {
-                self.m = halves(bytes, 32).map(|m| -m);
-                self.nibbles_of_32(&bytes[64..]);
-            }
-            DType::Q5_0 => {
-                self.m = self.d.map(|d| 16.0 * d);
-                self.nibbles_of_32(&bytes[96..]);
-                self.fifth_bits_of_32(&bytes[32..]);
-            }
-            DType::Q5_1 => {
-                self.m = halves(bytes, 32).map(|m| -m);
-                self.nibbles_of_32(&bytes[128..]);
-                self.fifth_bits_of_32(&bytes[64..]);
-            }
-            DType::Q8_0 => self.set_quants(32, |k, r| i16::from(bytes[32 + unit(k, r)] as i8)),
-            DType::Q4_K => {
-                self.m = halves(bytes, 32);
-                self.six_bit_scales(&bytes[64..]);
-                self.set_quants(256, |k, r| nibble_of_256(&bytes[256..], k, r));
-            }
-            DType::Q5_K => {
-                self.m = halves(bytes, 32);
-                self.six_bit_scales(&bytes[64..]);
-                self.set_quants(256, |k, r| {
-                    let fifth = bytes[256 + unit(k % 32, r)] >> (k / 32) & 1;
-                    nibble_of_256(&bytes[768..], k, r) | i16::from(fifth) << 4
-                });
-            }
-            DType::Q6_K => {
-                self.m = self.d.map(|d| 32.0 * d);
-                for (s, scales) in bytes[32..288].as_chunks::<LANES>().0.iter().enumerate() {
-                    self.scales[s] = scales.map(|scale| i32::from(scale as i8));
-                    self.mins[s] = scales.map(|scale| f32::from(scale as i8));
-                }
-                self.set_quants(256, |k, r| {
-                    // Per 128 columns 24 units: high bits and nibbles by turns of 4, then 8 more of nibbles.
-                    let (quarter, i) = (k % 128 / 32, k % 32);
-                    let units = &bytes[288 + k / 128 * 24 * 4 * LANES..];
-                    let turn = i / 16 * 8;
-                    let low = if quarter % 2 == 0 { unit(4 * (turn + 4) + i % 16, r) } else { unit(4 * 16 + i, r) };
-                    let low = units[low] >> (4 * (quarter / 2)) & 15;
-                    let high = units[unit(4 * turn + i % 16, r)] >> (2 * quarter) & 3;
-                    i16::from(low | high << 4)
-                });
-            }
-            DType::F32 | DType::F16 | DType::BF16 => panic!("{} has no quants", dtype.name()),
-        }
-    }
-
-    #[inline(always)]
-    fn set_quants(&mut self, n: usize, quant: impl Fn(usize, usize) -> i16) {
-        for (k, lanes) in self.quants[..n].iter_mut().enumerate() {
-            *lanes = std::array::from_fn(|r| quant(k, r));
-        }
-    }
-
-    /// Blocks of 32: the low nibble of byte i is weight i, the high one weight 16 + i.
-    #[inline(always)]
-    fn nibbles_of_32(&mut self, qs: &[u8]) {
-        self.set_quants(32, |k, r| i16::from(qs[unit(k % 16, r)] >> (4 * (k / 16)) & 15));
-    }
-
-    /// Weight k's bit is bit k / 4 of its byte.
-    #[inline(always)]
-    fn fifth_bits_of_32(&mut self, qh: &[u8]) {
-        for (k, lanes) in self.quants[..32].iter_mut().enumerate() {
-            for r in 0..LANES {
-                lanes[r] |= i16::from(qh[unit(k % 4, r)] >> (k / 4) & 1) << 4;
-            }
-        }
-    }
-
-    /// Q4_K and Q5_K: eight scales and minimums of 6 bits in 12 bytes, as `quant::blocks` describes.
-    #[inline(always)]
-    fn six_bit_scales(&mut self, packed: &[u8]) {
-        for r in 0..LANES {
-            let byte = |i: usize| packed[i * LANES + r];
-            for j in 0..4 {
-                let (s, m, both) = (byte(j), byte(4 + j), byte(8 + j));
-                let scales = [(j, s & 63, m & 63), (4 + j, (both & 15) | s >> 6 << 4, both >> 4 | m >> 6 << 4)];
-                for (block, scale, min) in scales {
-                    for s in [2 * block, 2 * block + 1] {
-                        self.scales[s][r] = i32::from(scale);
-                        self.mins[s][r] = f32::from(min);
-                    }
-                }
-            }
-        }
+    pub fn block(&self, i: usize) -> &'a [u8] {
+        &self.bytes[i * self.block_bytes()..][..self.block_bytes()]
     }
 }
 
-/// Place of byte i of row r in a field whose units are four bytes.
+/// Integers, one for each row.
+pub type Integers = [i32; LANES];
+
+/// Changes one array in a loop over its lanes. The array functions of the standard library are not always inlined, and
+/// then are not compiled for the caller's instruction set.
 #[inline(always)]
-fn unit(i: usize, r: usize) -> usize {
-    i / 4 * 4 * LANES + 4 * r + i % 4
+fn each<T>(change: impl Fn(usize, &mut [T; LANES]), mut lanes: [T; LANES]) -> [T; LANES] {
+    for r in 0..LANES {
+        change(r, &mut lanes);
+    }
+    lanes
+}
+
+/// Whether a format has minimums.
+#[inline(always)]
+pub fn has_min(dtype: DType) -> bool {
+    matches!(dtype, DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K)
+}
+
+/// Each row's quant k.
+#[inline(always)]
+pub fn quant(dtype: DType, block: &[u8], k: usize) -> Integers {
+    match dtype {
+        DType::Q4_0 => each(|r, q| q[r] -= 8, nibble_of_32(&block[32..], k)),
+        DType::Q4_1 => nibble_of_32(&block[64..], k),
+        DType::Q5_0 => each(|r, q| q[r] -= 16, with_fifth_of_32(nibble_of_32(&block[96..], k), &block[32..], k)),
+        DType::Q5_1 => with_fifth_of_32(nibble_of_32(&block[128..], k), &block[64..], k),
+        DType::Q8_0 => each(|r, q| q[r] = i32::from(q[r] as i8), bits(&block[32..], k, 0, 255)),
+        DType::Q4_K => nibble_of_256(&block[256..], k),
+        DType::Q5_K => with_fifth(nibble_of_256(&block[768..], k), &block[256..], k % 32, k / 32),
+        DType::Q6_K => {
+            // Per 128 columns 24 units: high bits and nibbles by turns of 4, then 8 more of nibbles.
+            let (quarter, i) = (k % 128 / 32, k % 32);
+            let units = &block[288 + k / 128 * 24 * 4 * LANES..];
+            let turn = i / 16 * 8;
+            let low = if quarter % 2 == 0 { 4 * (turn + 4) + i % 16 } else { 4 * 16 + i };
+            let low = bits(units, low, 4 * (quarter / 2), 15);
+            let high = bits(units, 4 * turn + i % 16, 2 * quarter, 3);
+            each(|r, q| q[r] = (q[r] | high[r] << 4) - 32, low)
+        }
+        DType::F32 | DType::F16 | DType::BF16 => panic!("{} has no quants", dtype.name()),
+    }
+}
+
+/// Each row's integer scale of column k.
+#[inline(always)]
+pub fn scale(dtype: DType, block: &[u8], k: usize) -> Integers {
+    match dtype {
+        DType::Q4_K | DType::Q5_K => six_bits(&block[64..], k / 32, 0),
+        DType::Q6_K => each(|r, scale| scale[r] = i32::from(scale[r] as i8), bytes(&block[32..], k / 16)),
+        _ => [1; LANES],
+    }
+}
+
+/// Each row's integer minimum of column k; 1 in formats whose minimums belong to the block alone.
+#[inline(always)]
+pub fn min(dtype: DType, block: &[u8], k: usize) -> Integers {
+    match dtype {
+        DType::Q4_K | DType::Q5_K => six_bits(&block[64..], k / 32, 1),
+        _ => [1; LANES],
+    }
+}
+
+/// The rows' d.
+#[inline(always)]
+pub fn d(block: &[u8]) -> Lanes {
+    halves(block)
+}
+
+/// The rows' m: what a minimum takes off, so that formats which store what is added change its sign.
+#[inline(always)]
+pub fn m(dtype: DType, block: &[u8]) -> Lanes {
+    let stored = halves(&block[2 * LANES..]);
+    if matches!(dtype, DType::Q4_1 | DType::Q5_1) { each(|r, m| m[r] = -m[r], stored) } else { stored }
+}
+
+/// One column of a panel, ready to be multiplied by an activation.
+struct Column {
+    products: Lanes,
+    mins: Lanes,
+    d: Lanes,
+    m: Lanes,
+}
+
+impl Column {
+    #[inline(always)]
+    fn new(w: &Panel, index: usize) -> Self {
+        let (block, k) = (w.block(index / w.dtype.block_len()), index % w.dtype.block_len());
+        let (quants, scales) = (quant(w.dtype, block, k), scale(w.dtype, block, k));
+        let mut column = Self { products: [0.0; LANES], mins: [0.0; LANES], d: d(block), m: [0.0; LANES] };
+        for r in 0..LANES {
+            column.products[r] = (quants[r] * scales[r]) as f32;
+        }
+        if has_min(w.dtype) {
+            let mins = min(w.dtype, block, k);
+            column.mins = each(|r, lanes| lanes[r] = mins[r] as f32, column.mins);
+            column.m = m(w.dtype, block);
+        }
+        column
+    }
+}
+
+/// `out[c]` += the panel's columns times the activations of column c that stand apart, in their order.
+#[inline(always)]
+pub fn add_apart(w: &Panel, apart: &[[Apart; N_APART]], out: &mut [Lanes]) {
+    for j in 0..N_APART {
+        // The same elements tend to be large in all columns.
+        let mut last: Option<(u32, Column)> = None;
+        for (acc, apart) in out.iter_mut().zip(apart) {
+            let Apart { index, value } = apart[j];
+            if last.as_ref().is_none_or(|(i, _)| *i != index) {
+                last = Some((index, Column::new(w, index as usize)));
+            }
+            let Some((_, column)) = &last else { unreachable!("set above") };
+            for r in 0..LANES {
+                acc[r] = column.d[r].mul_add(value * column.products[r], acc[r]);
+            }
+            if has_min(w.dtype) {
+                for r in 0..LANES {
+                    acc[r] = (-column.m[r]).mul_add(value * column.mins[r], acc[r]);
+                }
+            }
+        }
+    }
+}
+
+/// Each row's byte i of a field whose units are four bytes, shifted and masked.
+#[inline(always)]
+fn bits(field: &[u8], i: usize, shift: usize, mask: i32) -> Integers {
+    let rows = field[i / 4 * 4 * LANES..][..4 * LANES].as_chunks::<4>().0;
+    each(|r, all| all[r] = i32::from_le_bytes(rows[r]) >> (8 * (i % 4) + shift) & mask, [0; LANES])
+}
+
+/// Each row's byte i of a field whose units are single bytes.
+#[inline(always)]
+fn bytes(field: &[u8], i: usize) -> Integers {
+    let rows = &field[i * LANES..][..LANES];
+    each(|r, all| all[r] = i32::from(rows[r]), [0; LANES])
+}
+
+/// Blocks of 32: the low nibble of byte i is weight i, the high one weight 16 + i.
+#[inline(always)]
+fn nibble_of_32(qs: &[u8], k: usize) -> Integers {
+    bits(qs, k % 16, k / 16 * 4, 15)
 }
 
 /// Blocks of 256: each 32 bytes hold 64 weights, the low nibbles the first 32.
 #[inline(always)]
-fn nibble_of_256(qs: &[u8], k: usize, r: usize) -> i16 {
-    i16::from(qs[unit(k / 64 * 32 + k % 32, r)] >> (k % 64 / 32 * 4) & 15)
+fn nibble_of_256(qs: &[u8], k: usize) -> Integers {
+    bits(qs, k / 64 * 32 + k % 32, k % 64 / 32 * 4, 15)
 }
 
-/// The rows' f16 at `at`.
+/// Adds bit `bit` of byte i as the fifth.
 #[inline(always)]
-fn halves(bytes: &[u8], at: usize) -> Lanes {
-    std::array::from_fn(|r| f16::from_le_bytes([bytes[at + 2 * r], bytes[at + 2 * r + 1]]).to_f32())
+fn with_fifth(nibbles: Integers, qh: &[u8], i: usize, bit: usize) -> Integers {
+    let fifth = bits(qh, i, bit, 1);
+    each(|r, nibbles| nibbles[r] |= fifth[r] << 4, nibbles)
+}
+
+/// Blocks of 32: weight k's bit is bit k / 4 of its byte.
+#[inline(always)]
+fn with_fifth_of_32(nibbles: Integers, qh: &[u8], k: usize) -> Integers {
+    with_fifth(nibbles, qh, k % 4, k / 4)
+}
+
+/// Q4_K and Q5_K: eight scales and minimums of 6 bits in 12 bytes, as `quant::blocks` describes.
+#[inline(always)]
+fn six_bits(packed: &[u8], i: usize, which: usize) -> Integers {
+    let own = bytes(packed, 4 * which + i % 4);
+    if i < 4 {
+        return each(|r, own| own[r] &= 63, own);
+    }
+    let both = bytes(packed, 4 + i);
+    each(|r, own| own[r] = (both[r] >> (4 * which) & 15) | own[r] >> 6 << 4, own)
+}
+
+/// The rows' f16 at the start of `field`.
+#[inline(always)]
+fn halves(field: &[u8]) -> Lanes {
+    let rows = field[..2 * LANES].as_chunks::<2>().0;
+    each(|r, all| all[r] = f16_to_f32(rows[r]), [0.0; LANES])
 }

@@ -5,81 +5,29 @@
 
 #![allow(clippy::needless_range_loop)] // loops over lanes read best by index
 
+use super::activations::{GROUP, QUANT_BLOCK, QuantisedRows, SUM_BLOCK};
 use super::math::{self, LANES, Lanes};
-use super::panel_block::PanelBlock;
+use super::panel_block::{self, Panel};
 use crate::pack::{PANEL, unpack_row};
 use crate::quant::{DType, blocks::decode};
-
-/// Columns of weights and activations that are padded together: the longest block.
-pub const GROUP: usize = 256;
-/// Activations that share one scale.
-pub const QUANT_BLOCK: usize = 16;
-
-const _: () = assert!(LANES == PANEL, "lanes are rows of a panel");
-
-/// PANEL rows of a weight matrix, packed as `pack` describes.
-#[derive(Clone, Copy)]
-pub struct Panel<'a> {
-    /// Storage type.
-    pub dtype: DType,
-    /// Columns.
-    pub cols: usize,
-    /// Panel blocks, one for each block of a row.
-    pub bytes: &'a [u8],
-}
-
-impl<'a> Panel<'a> {
-    /// Bytes of a panel block.
-    #[inline(always)]
-    pub fn block_bytes(&self) -> usize {
-        PANEL * self.dtype.block_bytes()
-    }
-
-    /// Panel blocks that together hold GROUP columns (the last one: the rest), with the first of these columns.
-    #[inline(always)]
-    fn groups(&self) -> impl Iterator<Item = (usize, &'a [u8])> {
-        let group_bytes = GROUP / self.dtype.block_len() * self.block_bytes();
-        self.bytes.chunks(group_bytes).enumerate().map(|(i, group)| (i * GROUP, group))
-    }
-}
-
-/// One column of activations in int8: `x[i]` is about `quants[i] * scales[i / QUANT_BLOCK]`.
-pub struct QuantisedRow<'a> {
-    /// From -127 to 127, 0 past the end of the column up to a whole GROUP.
-    pub quants: &'a mut [i8],
-    /// One for each QUANT_BLOCK.
-    pub scales: &'a mut [f32],
-    /// Sum of each block's quants, times its scale.
-    pub sums: &'a mut [f32],
-}
-
-/// Columns of activations in int8, one after the other, each padded to whole GROUPs.
-pub struct QuantisedRows<'a> {
-    /// Elements of one padded column.
-    pub stride: usize,
-    /// [columns, stride]
-    pub quants: &'a [i8],
-    /// [columns, stride / QUANT_BLOCK]
-    pub scales: &'a [f32],
-    /// [columns, stride / QUANT_BLOCK]
-    pub sums: &'a [f32],
-}
 
 #[inline(always)]
 pub fn matmul_f32(w: &Panel, x: &[f32], out: &mut [Lanes]) {
     let mut decoded = [[0.0; LANES]; GROUP];
     out.fill([0.0; LANES]);
-    for (start, group) in w.groups() {
+    let group_bytes = GROUP / w.dtype.block_len() * w.block_bytes();
+    for (i, group) in w.bytes.chunks(group_bytes).enumerate() {
+        let start = i * GROUP;
         let len = GROUP.min(w.cols - start);
         decode_group(w.dtype, group, &mut decoded[..len]);
         let column = |c: usize| &x[c * w.cols + start..][..len];
         let (fours, rest) = out.as_chunks_mut::<4>();
         let n_in_fours = fours.len() * 4;
         for (i, four) in fours.iter_mut().enumerate() {
-            multiply_panel(&decoded[..len], [0, 1, 2, 3].map(|c| column(4 * i + c)), four);
+            multiply_group(&decoded[..len], [0, 1, 2, 3].map(|c| column(4 * i + c)), four);
         }
         for (i, one) in rest.iter_mut().enumerate() {
-            multiply_panel(&decoded[..len], [column(n_in_fours + i)], std::array::from_mut(one));
+            multiply_group(&decoded[..len], [column(n_in_fours + i)], std::array::from_mut(one));
         }
     }
 }
@@ -102,86 +50,93 @@ fn decode_group(dtype: DType, group: &[u8], out: &mut [Lanes]) {
     }
 }
 
-/// `acc[c]` += panel [k, LANES] times `x[c]` [k], in the order of k.
+/// `acc[c]` += up to GROUP columns of weights [k, LANES] times `x[c]` [k]: even and odd k are summed apart, each in order.
 #[inline(always)]
-fn multiply_panel<const N: usize>(panel: &[Lanes], x: [&[f32]; N], acc: &mut [Lanes; N]) {
-    let mut sums = *acc;
-    let x = x.map(|column| &column[..panel.len()]);
-    for (k, weights) in panel.iter().enumerate() {
+fn multiply_group<const N: usize>(weights: &[Lanes], x: [&[f32]; N], acc: &mut [Lanes; N]) {
+    let mut sums = [[[0.0; LANES]; N]; 2];
+    let x = x.map(|column| &column[..weights.len()]);
+    for (k, weights) in weights.iter().enumerate() {
         for c in 0..N {
-            let value = x[c][k];
+            let (value, sum) = (x[c][k], &mut sums[k % 2][c]);
             for i in 0..LANES {
-                sums[c][i] = value.mul_add(weights[i], sums[c][i]);
+                sum[i] = value.mul_add(weights[i], sum[i]);
             }
         }
     }
-    *acc = sums;
+    for c in 0..N {
+        for i in 0..LANES {
+            acc[c][i] += sums[0][c][i] + sums[1][c][i];
+        }
+    }
+}
+
+/// A panel block as integers: quants [k], scales and minimums for each SUM_BLOCK.
+struct Unpacked {
+    quants: [[i8; LANES]; GROUP],
+    scales: [panel_block::Integers; GROUP / SUM_BLOCK],
+    mins: [panel_block::Integers; GROUP / SUM_BLOCK],
 }
 
 #[inline(always)]
 pub fn matmul_int8(w: &Panel, x: &QuantisedRows, out: &mut [Lanes]) {
-    let mut block = PanelBlock::new();
     out.fill([0.0; LANES]);
-    for (i, bytes) in w.bytes.chunks_exact(w.block_bytes()).enumerate() {
-        block.unpack(w.dtype, bytes);
-        for (c, acc) in out.iter_mut().enumerate() {
-            multiply_block(&block, x, c * x.stride + i * w.dtype.block_len(), acc);
-        }
-    }
-}
-
-/// `acc` += one panel block times the activations from `start`.
-///
-/// Row r's sum is d * sum_s(scale * sum_k(quant * x_quant) * x_scale) - m * sum_s(min * x_sum), over the sub-blocks s of
-/// QUANT_BLOCK columns: exact integers within a sub-block, one fused multiply-add for each sub-block and block.
-#[inline(always)]
-fn multiply_block(w: &PanelBlock, x: &QuantisedRows, start: usize, acc: &mut Lanes) {
-    let (mut products, mut mins) = ([0.0; LANES], [0.0; LANES]);
-    for s in 0..w.n_sub_blocks {
-        let first = start + s * QUANT_BLOCK;
-        let (x_scale, x_sum) = (x.scales[first / QUANT_BLOCK], x.sums[first / QUANT_BLOCK]);
-        let mut sums = [0; LANES];
-        for (quants, x_quant) in w.quants[s * QUANT_BLOCK..].iter().zip(&x.quants[first..first + QUANT_BLOCK]) {
+    let block_len = w.dtype.block_len();
+    let mut block = Unpacked {
+        quants: [[0; LANES]; GROUP],
+        scales: [[0; LANES]; GROUP / SUM_BLOCK],
+        mins: [[0; LANES]; GROUP / SUM_BLOCK],
+    };
+    for i in 0..w.cols / block_len {
+        let bytes = w.block(i);
+        for k in 0..block_len {
+            let quants = panel_block::quant(w.dtype, bytes, k);
             for r in 0..LANES {
-                sums[r] += i32::from(quants[r]) * i32::from(*x_quant);
+                block.quants[k][r] = quants[r] as i8;
             }
         }
-        for r in 0..LANES {
-            products[r] = x_scale.mul_add((sums[r] * w.scales[s][r]) as f32, products[r]);
-            mins[r] = x_sum.mul_add(w.mins[s][r], mins[r]);
+        for s in 0..block_len / SUM_BLOCK {
+            block.scales[s] = panel_block::scale(w.dtype, bytes, s * SUM_BLOCK);
+            block.mins[s] = panel_block::min(w.dtype, bytes, s * SUM_BLOCK);
+        }
+        let (d, m) = (panel_block::d(bytes), panel_block::m(w.dtype, bytes));
+        for (c, acc) in out.iter_mut().enumerate() {
+            let (products, mins) = multiply_block(&block, block_len, x, c * x.stride + i * block_len);
+            for r in 0..LANES {
+                acc[r] = d[r].mul_add(products[r], acc[r]);
+                if panel_block::has_min(w.dtype) {
+                    acc[r] = (-m[r]).mul_add(mins[r], acc[r]);
+                }
+            }
         }
     }
-    for r in 0..LANES {
-        acc[r] = w.d[r].mul_add(products[r], acc[r]);
-        if w.has_min {
-            acc[r] = (-w.m[r]).mul_add(mins[r], acc[r]);
-        }
-    }
+    panel_block::add_apart(w, x.apart, out);
 }
 
+/// One block times the activations from `start`: the sums over its QUANT_BLOCKs s of
+/// `x_scale[s] * sum of (scale * sum_k(quant * x_quant))`, exact within s, and of `x_sum[s] * min`.
 #[inline(always)]
-pub fn quantise(x: &[f32], out: &mut QuantisedRow) {
-    const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23, see math::exp
-    out.quants[x.len()..].fill(0);
-    out.scales.fill(0.0);
-    out.sums.fill(0.0);
-    for (b, block) in x.chunks(QUANT_BLOCK).enumerate() {
-        let max = math::max_abs(block);
-        // Smaller blocks have no representable inverse; they are zero to any sum they could join.
-        if max < 1e-35 {
-            out.quants[b * QUANT_BLOCK..][..block.len()].fill(0);
-            continue;
+fn multiply_block(w: &Unpacked, block_len: usize, x: &QuantisedRows, start: usize) -> (Lanes, Lanes) {
+    let (mut products, mut mins) = ([0.0; LANES], [0.0; LANES]);
+    for s in 0..block_len / QUANT_BLOCK {
+        let mut total = [0; LANES];
+        for half in 2 * s..2 * s + 2 {
+            let mut sums = [0; LANES];
+            for k in half * SUM_BLOCK..(half + 1) * SUM_BLOCK {
+                for r in 0..LANES {
+                    sums[r] += i32::from(w.quants[k][r]) * i32::from(x.quants[start + k]);
+                }
+            }
+            for r in 0..LANES {
+                total[r] += sums[r] * w.scales[half][r];
+            }
         }
-        let inverse = 127.0 / max;
-        let mut total = 0;
-        for (quant, value) in out.quants[b * QUANT_BLOCK..].iter_mut().zip(block) {
-            let rounded = value.mul_add(inverse, ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i32;
-            total += rounded;
-            *quant = rounded as i8;
+        let (x_scale, x_sum) = (x.scales[start / QUANT_BLOCK + s], x.sums[start / QUANT_BLOCK + s]);
+        for r in 0..LANES {
+            products[r] = x_scale.mul_add(total[r] as f32, products[r]);
+            mins[r] = x_sum.mul_add(w.mins[2 * s][r] as f32, mins[r]);
         }
-        out.scales[b] = max / 127.0;
-        out.sums[b] = out.scales[b] * total as f32;
     }
+    (products, mins)
 }
 
 #[inline(always)]

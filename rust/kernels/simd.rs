@@ -3,15 +3,34 @@
 //! A group is the ROWS rows of a panel that one vector holds. Whatever the width, every operation is exact or rounds
 //! each row by itself, so kernels built from them give the same bits on all of them.
 
-/// How wide quants are, and so how many products fit into 16 bits; |x| <= 127.
+/// How quants are stored, and so how many products fit into 16 bits; |x| <= 127.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Quants {
-    /// At most 31: eight products make at most 8 * 31 * 127 = 31,496.
+    /// From 0 to 15: sixteen products make at most 16 * 15 * 127 = 30,480.
+    UpTo15,
+    /// From 0 to 31: eight products make at most 8 * 31 * 127 = 31,496.
     UpTo31,
-    /// At most 63: four products make at most 4 * 63 * 127 = 32,004.
-    UpTo63,
+    /// From -8 to 7, stored with 8 added: sixteen products make at most 16 * 8 * 127 = 16,256.
+    Above8,
+    /// From -16 to 15, stored with 16 added: sixteen products make at most 16 * 16 * 127 = 32,512.
+    Above16,
+    /// From -32 to 31, stored with 32 added: eight products make at most 8 * 32 * 127 = 32,512.
+    Above32,
     /// From -128 to 127: two products make at most 2 * 128 * 127 = 32,512.
     Signed,
+}
+
+impl Quants {
+    /// What is added to quants where they are stored without a sign. A sum that begins at minus this times the sum of the
+    /// activations may wrap around on its way, and ends as the sum of centred products.
+    pub const fn offset(self) -> i16 {
+        match self {
+            Quants::UpTo15 | Quants::UpTo31 | Quants::Signed => 0,
+            Quants::Above8 => 8,
+            Quants::Above16 => 16,
+            Quants::Above32 => 32,
+        }
+    }
 }
 
 /// A vector unit.
@@ -22,8 +41,6 @@ pub enum Quants {
 pub trait Simd {
     /// Rows of a group.
     const ROWS: usize;
-    /// How far ahead of its use memory is asked for, bytes; 0 leaves that to the CPU.
-    const PREFETCH_DISTANCE: usize;
     /// Four bytes for each row.
     type Bytes: Copy;
     /// An integer scale for each row, in the form that `sub_block_sum` wants.
@@ -48,18 +65,29 @@ pub trait Simd {
     unsafe fn unsigned_scale(at: *const u8) -> Self::Scale;
     /// Scales from one signed byte for each row.
     unsafe fn signed_scale(at: *const u8) -> Self::Scale;
-    /// The sum over 16 columns of quants times activations, times the scale: quants of four columns in each of `w`,
-    /// the activations at `x`. Exact: it is below 2^24.
-    unsafe fn sub_block_sum(kind: Quants, w: [Self::Bytes; 4], x: *const i8, scale: Self::Scale) -> Self::Floats;
+    /// The sum over 32 columns of quants times activations times scales: quants of four columns in each of `w`, the
+    /// activations at `x`, their pair sums at `pairs`, a scale for each 16 columns (two equal ones, but for Above32).
+    /// Exact: it is below 2^24.
+    unsafe fn sub_block_sum(
+        kind: Quants,
+        w: [Self::Bytes; 8],
+        x: *const i8,
+        pairs: *const [i16; 2],
+        scales: [Self::Scale; 2],
+    ) -> Self::Floats;
 
     /// The same number for each row.
     unsafe fn splat(value: f32) -> Self::Floats;
+    /// From one f32 for each row.
+    unsafe fn from_f32(at: *const u8) -> Self::Floats;
     /// From one f16 for each row.
     unsafe fn from_f16(at: *const u8) -> Self::Floats;
+    /// From one bfloat16 for each row.
+    unsafe fn from_bf16(at: *const u8) -> Self::Floats;
     /// From one unsigned byte for each row.
     unsafe fn from_unsigned(at: *const u8) -> Self::Floats;
-    /// From one signed byte for each row.
-    unsafe fn from_signed(at: *const u8) -> Self::Floats;
+    /// a + b
+    unsafe fn add(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// a * b
     unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// a * b + c, rounded once.

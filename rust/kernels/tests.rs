@@ -24,14 +24,19 @@ impl Rng {
         (0..len).map(|_| self.uniform()).collect()
     }
 
-    /// Random blocks whose scales are finite: half-precision fields get a small exponent.
-    fn weights(&mut self, dtype: DType, n_blocks: usize) -> Vec<u8> {
-        let mut bytes: Vec<u8> = (0..n_blocks * dtype.block_bytes()).map(|_| self.bits() as u8).collect();
-        let halves: &[usize] = match dtype {
+    /// Where the half-precision fields of a block are.
+    fn halves(dtype: DType) -> &'static [usize] {
+        match dtype {
             DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 2],
             DType::Q6_K => &[208],
             _ => &[0],
-        };
+        }
+    }
+
+    /// Random blocks whose scales are finite: half-precision fields get a small exponent.
+    fn weights(&mut self, dtype: DType, n_blocks: usize) -> Vec<u8> {
+        let mut bytes: Vec<u8> = (0..n_blocks * dtype.block_bytes()).map(|_| self.bits() as u8).collect();
+        let halves = Self::halves(dtype);
         for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
             match dtype {
                 DType::F32 => block.copy_from_slice(&self.uniform().to_le_bytes()),
@@ -43,29 +48,36 @@ impl Rng {
     }
 }
 
-/// Quantised columns that own their data.
+/// Quantised columns that own their data, filled with nonsense before.
+#[derive(PartialEq, Debug)]
 struct Quantised {
     stride: usize,
     quants: Vec<i8>,
     scales: Vec<f32>,
     sums: Vec<f32>,
+    pair_sums: Vec<[i16; 2]>,
+    apart: Vec<[Apart; N_APART]>,
 }
 
 impl Quantised {
     fn new(kernels: &Kernels, x: &[f32], cols: usize) -> Self {
         let (n, stride) = (x.len() / cols, cols.next_multiple_of(GROUP));
-        let n_blocks = stride / QUANT_BLOCK;
         let mut all = Self {
             stride,
             quants: vec![99; n * stride],
-            scales: vec![f32::NAN; n * n_blocks],
-            sums: vec![f32::NAN; n * n_blocks],
+            scales: vec![f32::NAN; n * stride / QUANT_BLOCK],
+            sums: vec![f32::NAN; n * stride / QUANT_BLOCK],
+            pair_sums: vec![[99; 2]; n * stride / SUM_BLOCK],
+            apart: vec![[Apart { index: 99, value: f32::NAN }; N_APART]; n],
         };
         for c in 0..n {
+            let part = |len: usize| c * (stride / len)..(c + 1) * (stride / len);
             let mut row = QuantisedRow {
-                quants: &mut all.quants[c * stride..(c + 1) * stride],
-                scales: &mut all.scales[c * n_blocks..(c + 1) * n_blocks],
-                sums: &mut all.sums[c * n_blocks..(c + 1) * n_blocks],
+                quants: &mut all.quants[part(1)],
+                scales: &mut all.scales[part(QUANT_BLOCK)],
+                sums: &mut all.sums[part(QUANT_BLOCK)],
+                pair_sums: &mut all.pair_sums[part(SUM_BLOCK)],
+                apart: &mut all.apart[c],
             };
             (kernels.quantise)(&x[c * cols..(c + 1) * cols], &mut row);
         }
@@ -73,15 +85,23 @@ impl Quantised {
     }
 
     fn rows(&self) -> QuantisedRows<'_> {
-        QuantisedRows { stride: self.stride, quants: &self.quants, scales: &self.scales, sums: &self.sums }
+        let Self { stride, quants, scales, sums, pair_sums, apart } = self;
+        QuantisedRows { stride: *stride, quants, scales, sums, pair_sums, apart }
     }
 
-    /// Column c as the numbers that the integers stand for.
+    /// Column c as the numbers that it stands for.
     fn column(&self, c: usize, cols: usize) -> Vec<f32> {
         let quants = &self.quants[c * self.stride..][..cols];
         let scales = &self.scales[c * self.stride / QUANT_BLOCK..];
-        quants.iter().enumerate().map(|(k, q)| f32::from(*q) * scales[k / QUANT_BLOCK]).collect()
+        let mut column: Vec<f32> =
+            quants.iter().enumerate().map(|(k, q)| f32::from(*q) * scales[k / QUANT_BLOCK]).collect();
+        self.apart[c].iter().for_each(|apart| column[apart.index as usize] += apart.value);
+        column
     }
+}
+
+fn max_abs(x: &[f32]) -> f32 {
+    x.iter().fold(0.0, |max, x| x.abs().max(max))
 }
 
 fn same_bits(a: &[f32], b: &[f32]) -> bool {
@@ -116,7 +136,7 @@ fn products_have_the_scalar_bits_and_are_close_to_f64() {
                 let w = Panel { dtype, cols, bytes: &panel };
                 let mut decoded = vec![0.0; n_rows * cols];
                 blocks::decode(dtype, &bytes, &mut decoded);
-                for n in [1, 2, 3, 4, 5, 8, 9, 16, 33] {
+                for n in [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33] {
                     check_products(&w, &decoded, &rng.vector(n * cols), n);
                 }
             }
@@ -154,12 +174,50 @@ fn check_products(w: &Panel, decoded: &[f32], x: &[f32], n: usize) {
         (table.matmul_f32)(w, x, &mut got);
         assert!(same_bits(got.as_flattened(), want_f32.as_flattened()), "{} {:?}", table.isa, w.dtype);
         if w.dtype.is_quantised() {
-            let other = Quantised::new(table, x, cols);
-            assert_eq!(other.quants, quantised.quants, "{}", table.isa);
-            assert!(same_bits(&other.scales, &quantised.scales) && same_bits(&other.sums, &quantised.sums));
+            assert_eq!(Quantised::new(table, x, cols), quantised, "{}", table.isa);
             let mut got = blank.clone();
             (table.matmul_int8)(w, &quantised.rows(), &mut got);
             assert!(same_bits(got.as_flattened(), want_int8.as_flattened()), "{} {:?}", table.isa, w.dtype);
+        }
+    }
+}
+
+/// Inputs that ask most of the sums' widths: the largest activations of alternating and of equal signs, vectors with
+/// elements of 1e5, of subnormals, of nothing; and the weights whose every bit is set, or none.
+#[test]
+fn extremes_stay_finite_and_have_the_scalar_bits() {
+    const COLS: usize = 512;
+    let mut rng = Rng(11);
+    let inputs: [&mut dyn FnMut(usize) -> f32; 7] = [
+        &mut |_| 1.0,
+        &mut |k| if k % 2 == 0 { 1.0 } else { -1.0 },
+        &mut |_| -1e5,
+        &mut |_| rng.uniform() * 1e5,
+        &mut |k| if k % 97 == 0 { 1e5 } else { 1e-3 },
+        &mut |k| k as f32 * 1e-41,
+        &mut |_| 0.0,
+    ];
+    let inputs = inputs.map(|f| (0..COLS).map(f).collect::<Vec<f32>>());
+    for dtype in DType::all().filter(|dtype| dtype.is_quantised()) {
+        for fill in [0x00, 0xff, 0x80, 0x7f, 0x0f, 0xf0] {
+            let row_bytes = COLS / dtype.block_len() * dtype.block_bytes();
+            let mut bytes = rng.weights(dtype, LANES * COLS / dtype.block_len());
+            let halves = Rng::halves(dtype);
+            for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+                for (i, byte) in block.iter_mut().enumerate() {
+                    if !halves.iter().any(|at| (*at..at + 2).contains(&i)) {
+                        *byte = fill;
+                    }
+                }
+            }
+            let mut panel = vec![0; LANES * row_bytes];
+            pack_panel(dtype, row_bytes, &bytes, &mut panel);
+            let w = Panel { dtype, cols: COLS, bytes: &panel };
+            let mut decoded = vec![0.0; LANES * COLS];
+            blocks::decode(dtype, &bytes, &mut decoded);
+            for x in &inputs {
+                check_products(&w, &decoded, x, 1);
+            }
         }
     }
 }
@@ -171,17 +229,42 @@ fn quantising_keeps_within_half_a_step_and_survives_extremes() {
         for size in [1.0, 1e-38, 1e-30, 1e5, 1e30] {
             let x: Vec<f32> = rng.vector(300).iter().map(|v| v * size).collect();
             let quantised = Quantised::new(table, &x, 300);
-            for (got, block) in quantised.column(0, 300).chunks(QUANT_BLOCK).zip(x.chunks(QUANT_BLOCK)) {
-                let max = math::max_abs(block);
+            let mut rest = x.clone();
+            for apart in quantised.apart[0] {
+                assert_eq!(apart.value, x[apart.index as usize]);
+                assert_eq!(quantised.quants[apart.index as usize], 0);
+                rest[apart.index as usize] = 0.0;
+            }
+            let smallest_apart = quantised.apart[0].iter().fold(f32::MAX, |min, apart| min.min(apart.value.abs()));
+            assert!(max_abs(&rest) <= smallest_apart, "{} {size}", table.isa);
+            for (b, (got, x)) in quantised.column(0, 300).chunks(QUANT_BLOCK).zip(x.chunks(QUANT_BLOCK)).enumerate() {
+                let max = max_abs(&rest[b * QUANT_BLOCK..][..x.len()]);
                 let half_step = if max < 1e-35 { max } else { max / 127.0 * 0.5001 };
-                assert!(got.iter().zip(block).all(|(g, x)| (g - x).abs() <= half_step), "{} {size}", table.isa);
+                assert!(got.iter().zip(x).all(|(g, x)| (g - x).abs() <= half_step), "{} {size}", table.isa);
             }
             assert!(quantised.quants.iter().all(|q| *q != i8::MIN));
             assert!(quantised.quants[300..].iter().all(|q| *q == 0));
             assert!(quantised.scales.iter().chain(&quantised.sums).all(|v| v.is_finite()));
         }
-        let zeros = Quantised::new(table, &[0.0; 40], 40);
-        assert!(zeros.quants.iter().all(|q| *q == 0) && zeros.scales.iter().all(|s| *s == 0.0));
+        for x in [&[0.0; 40][..], &[5.0], &[-3.0, 7.0]] {
+            let quantised = Quantised::new(table, x, x.len());
+            assert!(quantised.quants.iter().all(|q| *q == 0) && quantised.scales.iter().all(|s| *s == 0.0));
+            assert_eq!(quantised.column(0, x.len()), x);
+        }
+    }
+}
+
+#[test]
+fn sums_of_quants_are_kept_for_each_block() {
+    let x = Rng(4).vector(600);
+    let quantised = Quantised::new(&SCALAR, &x, 600);
+    for (pairs, quants) in quantised.pair_sums.iter().zip(quantised.quants.chunks(SUM_BLOCK)) {
+        let sum = |lane: usize| quants.chunks(2).skip(lane).step_by(2).flatten().map(|q| i16::from(*q)).sum::<i16>();
+        assert_eq!(*pairs, [sum(0), sum(1)]);
+    }
+    for (b, quants) in quantised.quants.chunks(QUANT_BLOCK).enumerate() {
+        let total: i32 = quants.iter().map(|q| i32::from(*q)).sum();
+        assert_eq!(quantised.sums[b], quantised.scales[b] * total as f32);
     }
 }
 

@@ -88,7 +88,7 @@ fn decode_quantised(dtype: DType, bytes: &[u8], out: &mut [f32]) {
 /// The f32 of a little-endian f16. Unlike a conversion instruction that is looked up at run time it vectorises on every
 /// CPU, and no step has a subnormal operand, so it does not depend on the thread's flush-to-zero mode.
 #[inline(always)]
-fn f16_to_f32(bytes: [u8; 2]) -> f32 {
+pub fn f16_to_f32(bytes: [u8; 2]) -> f32 {
     const SMALLEST_NORMAL: f32 = 1.0 / 16384.0;
     let half = u32::from(u16::from_le_bytes(bytes));
     let (sign, magnitude) = ((half & 0x8000) << 16, (half & 0x7fff) << 13);
