@@ -1,7 +1,11 @@
 //! Attention of a batch's queries over their sequences' cached keys and values.
+//!
+//! Positions are cut into spans of SPAN that begin at multiples of it. A query's softmax runs over the tiles of a span in
+//! order, and the spans are merged in order: so where few queries leave the team without work, spans are computed side
+//! by side, with the same bits.
 
 use crate::batch::BatchItem;
-use crate::kernels::{AttentionTile, Kernels, SoftmaxState};
+use crate::kernels::{AttentionQueries, AttentionTile, Kernels, TILE};
 use crate::kv_cache::{PAGE, Sequence};
 use crate::team::{Crew, Shared};
 use std::cell::RefCell;
@@ -9,11 +13,8 @@ use std::ops::Range;
 
 /// Queries that share one reading of a tile.
 const QUERY_BLOCK: usize = 16;
-
-thread_local! {
-    /// Each thread's tile and running sums; grows to the largest head.
-    static ROOM: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-}
+/// Positions of a span.
+const SPAN: usize = 4 * PAGE;
 
 /// Sizes and rules of one layer's attention.
 #[derive(Clone, Copy)]
@@ -32,11 +33,30 @@ pub struct AttentionShape {
     pub softcap: Option<f32>,
 }
 
+impl AttentionShape {
+    /// Query heads that share keys and values.
+    fn group(&self) -> usize {
+        self.n_heads / self.n_kv_heads
+    }
+
+    fn visible(&self, position: usize) -> Range<usize> {
+        self.window.map_or(0, |w| (position + 1).saturating_sub(w))..position + 1
+    }
+}
+
 /// Batch rows of one sequence, in the order of their positions.
 pub struct QueryBlock {
     sequence: usize,
     /// (row of the batch, position)
     queries: Vec<(usize, usize)>,
+}
+
+impl QueryBlock {
+    /// The spans that its queries see.
+    fn spans(&self, shape: &AttentionShape) -> Range<usize> {
+        let (first, last) = (self.queries[0].1, self.queries[self.queries.len() - 1].1);
+        shape.visible(first).start / SPAN..last / SPAN + 1
+    }
 }
 
 /// Groups a batch into blocks of queries that share their sequence.
@@ -51,6 +71,52 @@ pub fn query_blocks(batch: &[BatchItem], n_sequences: usize) -> Vec<QueryBlock> 
     queries.into_iter().enumerate().flat_map(blocks_of).collect()
 }
 
+/// Running softmaxes of some queries: maxima, sums and outputs.
+#[derive(Default)]
+struct States {
+    max: Vec<f32>,
+    sum: Vec<f32>,
+    out: Vec<f32>,
+}
+
+impl States {
+    /// `n` softmaxes over nothing yet.
+    fn reset(&mut self, n: usize, dim: usize) {
+        self.max.clear();
+        self.max.resize(n, f32::NEG_INFINITY);
+        self.sum.clear();
+        self.sum.resize(n, 0.0);
+        self.out.clear();
+        self.out.resize(n * dim, 0.0);
+    }
+
+    /// Merges those of later positions.
+    fn merge(&mut self, kernels: &Kernels, later: &States) {
+        let dim = self.out.len() / self.max.len();
+        for c in 0..self.max.len() {
+            if later.max[c] > f32::NEG_INFINITY {
+                let out = &mut self.out[c * dim..(c + 1) * dim];
+                let added = &later.out[c * dim..(c + 1) * dim];
+                (kernels.merge_softmax)(later.max[c], later.sum[c], added, &mut self.max[c], &mut self.sum[c], out);
+            }
+        }
+    }
+}
+
+/// What a thread needs besides, kept from one operation to the next.
+#[derive(Default)]
+struct Room {
+    queries: Vec<f32>,
+    visible: Vec<Range<usize>>,
+    scores: Vec<[f32; TILE]>,
+    span: States,
+    total: States,
+}
+
+thread_local! {
+    static ROOM: RefCell<Room> = RefCell::default();
+}
+
 /// `out` [rows, heads, head_dim] = attention of `q` (same shape, scaled, turned) over the sequences' keys and values,
 /// those of the batch itself included.
 pub fn attention(
@@ -62,68 +128,100 @@ pub fn attention(
     q: &[f32],
     out: &mut [f32],
 ) {
-    // Heads that share keys and values read them once, unless that leaves too little work to share out.
-    let group = shape.n_heads / shape.n_kv_heads;
-    let together = if blocks.len() * shape.n_kv_heads >= 4 * crew.n_threads() { group } else { 1 };
-    let n_chunks = shape.n_heads / together;
+    let dim = shape.head_dim;
     let out = Shared::new(out);
-    crew.run(blocks.len() * n_chunks, &|chunk| {
-        let (block, first) = (&blocks[chunk / n_chunks], chunk % n_chunks * together);
-        let at = |row: usize, head: usize| (row * shape.n_heads + head) * shape.head_dim;
-        let query = |row: usize, head: usize| &q[at(row, head)..][..shape.head_dim];
-        let heads = first..first + together;
-        attend_block(kernels, shape, sequences[block.sequence], heads, block, query, |row, head, values| {
-            let start = at(row, head);
-            // SAFETY: each chunk takes its own heads of its own rows.
-            unsafe { out.part(start..start + shape.head_dim) }.copy_from_slice(values);
+    let emit = |block: &QueryBlock, kv_head: usize, states: &States| {
+        let heads = kv_head * shape.group()..(kv_head + 1) * shape.group();
+        let places = block.queries.iter().flat_map(|(row, _)| heads.clone().map(move |head| (*row, head)));
+        for (((row, head), values), sum) in places.zip(states.out.chunks_exact(dim)).zip(&states.sum) {
+            let start = (row * shape.n_heads + head) * dim;
+            // SAFETY: each head of each row is emitted once.
+            let out = unsafe { out.part(start..start + dim) };
+            out.iter_mut().zip(values).for_each(|(out, value)| *out = value / sum);
+        }
+    };
+    if blocks.len() * shape.n_kv_heads >= 4 * crew.n_threads() {
+        crew.run(blocks.len() * shape.n_kv_heads, &|chunk| {
+            let (block, kv_head) = (&blocks[chunk / shape.n_kv_heads], chunk % shape.n_kv_heads);
+            ROOM.with_borrow_mut(|room| {
+                let mut total = std::mem::take(&mut room.total);
+                total.reset(block.queries.len() * shape.group(), dim);
+                for span in block.spans(&shape) {
+                    attend_span(kernels, &shape, sequences[block.sequence], kv_head, block, span, q, room);
+                    total.merge(kernels, &room.span);
+                }
+                emit(block, kv_head, &total);
+                room.total = total;
+            });
+        });
+        return;
+    }
+    let jobs: Vec<_> = blocks
+        .iter()
+        .flat_map(|block| {
+            (0..shape.n_kv_heads).flat_map(move |head| block.spans(&shape).map(move |span| (block, head, span)))
+        })
+        .collect();
+    let mut parts: Vec<States> = jobs.iter().map(|_| States::default()).collect();
+    crew.for_rows(&mut parts, 1, |i, part| {
+        let (block, kv_head, span) = jobs[i];
+        ROOM.with_borrow_mut(|room| {
+            attend_span(kernels, &shape, sequences[block.sequence], kv_head, block, span, q, room);
+            part[0] = std::mem::take(&mut room.span);
         });
     });
+    let mut parts = parts.iter();
+    for block in blocks {
+        for kv_head in 0..shape.n_kv_heads {
+            let mut total = States::default();
+            total.reset(block.queries.len() * shape.group(), dim);
+            parts.by_ref().take(block.spans(&shape).len()).for_each(|part| total.merge(kernels, part));
+            emit(block, kv_head, &total);
+        }
+    }
 }
 
-/// Attention of heads that share keys and values over one block of queries, tile by tile in the order of positions.
-fn attend_block<'q>(
+/// `room.span` = the softmaxes of a block's queries, each with all heads that share `kv_head`, over one span.
+#[allow(clippy::too_many_arguments)] // all of it is needed, and nothing belongs together
+fn attend_span(
     kernels: &Kernels,
-    shape: AttentionShape,
+    shape: &AttentionShape,
     sequence: &Sequence,
-    heads: Range<usize>,
+    kv_head: usize,
     block: &QueryBlock,
-    query: impl Fn(usize, usize) -> &'q [f32],
-    mut emit: impl FnMut(usize, usize, &[f32]),
+    span: usize,
+    q: &[f32],
+    room: &mut Room,
 ) {
-    let dim = shape.head_dim;
-    let kv_head = heads.start * shape.n_kv_heads / shape.n_heads;
-    let visible = |position: usize| shape.window.map_or(0, |w| (position + 1).saturating_sub(w))..position + 1;
-    let pages = visible(block.queries[0].1).start / PAGE..=block.queries[block.queries.len() - 1].1 / PAGE;
-    // Each query with each head: (row, position, head).
-    let items = block.queries.iter().flat_map(|(row, position)| heads.clone().map(move |head| (*row, *position, head)));
-    ROOM.with_borrow_mut(|room| {
-        let n = block.queries.len() * heads.len();
-        room.resize((2 * PAGE + n + 1) * dim, 0.0);
-        let (tile_room, rest) = room.split_at_mut(2 * PAGE * dim);
-        let (sums, scratch) = rest.split_at_mut(n * dim);
-        sums.fill(0.0);
-        let mut states = vec![(f32::NEG_INFINITY, 0.0); n];
-        for page in pages {
-            let (keys, values) = sequence.read(shape.layer, page, kv_head, tile_room);
-            for ((state, out), (row, position, head)) in
-                states.iter_mut().zip(sums.chunks_exact_mut(dim)).zip(items.clone())
-            {
-                let range = visible(position);
-                let (first, end) = (range.start.max(page * PAGE), range.end.min((page + 1) * PAGE));
-                if first >= end {
-                    continue;
-                }
-                let (first, end) = (first - page * PAGE, end - page * PAGE);
-                let query = query(row, head);
-                let tile = AttentionTile { query, keys, values, first, end, softcap: shape.softcap };
-                let mut running = SoftmaxState { max: state.0, sum: state.1, out, scratch };
-                (kernels.attend)(&tile, &mut running);
-                *state = (running.max, running.sum);
-            }
+    let (dim, group) = (shape.head_dim, shape.group());
+    let n = block.queries.len() * group;
+    room.queries.clear();
+    for (row, _) in &block.queries {
+        room.queries.extend_from_slice(&q[(row * shape.n_heads + kv_head * group) * dim..][..group * dim]);
+    }
+    room.scores.resize(n, [0.0; TILE]);
+    room.span.reset(n, dim);
+    let (first, last) = (block.queries[0].1, block.queries[block.queries.len() - 1].1);
+    let seen = shape.visible(first).start.max(span * SPAN)..(last + 1).min((span + 1) * SPAN);
+    for page in seen.start / PAGE..seen.end.div_ceil(PAGE) {
+        let within = |position: usize| {
+            let range = shape.visible(position);
+            let start = range.start.max(page * PAGE) - page * PAGE;
+            start..range.end.min((page + 1) * PAGE).saturating_sub(page * PAGE).max(start)
+        };
+        room.visible.clear();
+        for (_, position) in &block.queries {
+            room.visible.extend(std::iter::repeat_n(within(*position), group));
         }
-        for ((state, out), (row, _, head)) in states.iter().zip(sums.chunks_exact_mut(dim)).zip(items) {
-            out.iter_mut().for_each(|v| *v /= state.1);
-            emit(row, head, out);
-        }
-    });
+        let (keys, values) = sequence.tile(shape.layer, page, kv_head);
+        let mut queries = AttentionQueries {
+            queries: &room.queries,
+            visible: &room.visible,
+            max: &mut room.span.max,
+            sum: &mut room.span.sum,
+            out: &mut room.span.out,
+            scores: &mut room.scores,
+        };
+        (kernels.attend)(&AttentionTile { keys, values, softcap: shape.softcap }, &mut queries);
+    }
 }

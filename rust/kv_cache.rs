@@ -6,17 +6,16 @@
 
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
-use crate::kernels::{LANES, TILE};
+use crate::kernels::{LANES, Stored, TILE};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Positions of one page: an attention tile.
 pub const PAGE: usize = TILE;
 /// Snapshots that a sequence keeps; the oldest goes first.
 const MAX_SNAPSHOTS: usize = 8;
-/// Largest finite f16; larger keys and values are stored as this.
-const F16_MAX: f32 = 65_504.0;
 
 /// How keys and values are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,23 +81,28 @@ impl Store {
         }
     }
 
-    fn set(&mut self, index: usize, value: f32) {
+    /// Writes `values`, element i at `place(i)`.
+    fn scatter(&mut self, values: &[f32], room: &mut [f16], place: impl Fn(usize) -> usize) {
         match self {
-            Store::F16(data) => data[index] = f16::from_f32(value.clamp(-F16_MAX, F16_MAX)),
-            Store::F32(data) => data[index] = value,
+            Store::F16(data) => {
+                room.convert_from_f32_slice(values);
+                room.iter().enumerate().for_each(|(i, value)| data[place(i)] = saturated(*value));
+            }
+            Store::F32(data) => values.iter().enumerate().for_each(|(i, value)| data[place(i)] = *value),
         }
     }
 
-    /// Elements from `start` as f32: in place, or converted into `room`.
-    fn read<'a>(&'a self, start: usize, room: &'a mut [f32]) -> &'a [f32] {
+    fn part(&self, range: Range<usize>) -> Stored<'_> {
         match self {
-            Store::F16(data) => {
-                data[start..start + room.len()].convert_to_f32_slice(room);
-                room
-            }
-            Store::F32(data) => &data[start..start + room.len()],
+            Store::F16(data) => Stored::F16(&data[range]),
+            Store::F32(data) => Stored::F32(&data[range]),
         }
     }
+}
+
+/// The largest finite number instead of an infinity.
+fn saturated(value: f16) -> f16 {
+    if value.is_infinite() { f16::MAX.copysign(value) } else { value }
 }
 
 /// One layer's pages; None where a window has moved past.
@@ -168,23 +172,21 @@ impl Sequence {
         let page = self.tables[layer].0[position / PAGE].as_mut().expect("positions to write are reserved");
         let page = Arc::make_mut(page);
         let slot = position % PAGE;
-        for head in 0..self.layout.n_kv_heads {
+        let mut room = vec![f16::ZERO; head_dim];
+        for (head, (keys, values)) in keys.chunks_exact(head_dim).zip(values.chunks_exact(head_dim)).enumerate() {
             let base = head * head_len;
-            for d in 0..head_dim {
-                let key_idx = base + (slot / LANES * head_dim + d) * LANES + slot % LANES;
-                page.keys.set(key_idx, keys[head * head_dim + d]);
-                page.values.set(base + slot * head_dim + d, values[head * head_dim + d]);
-            }
+            let first_key = base + slot / LANES * head_dim * LANES + slot % LANES;
+            page.keys.scatter(keys, &mut room, |d| first_key + d * LANES);
+            page.values.scatter(values, &mut room, |d| base + slot * head_dim + d);
         }
     }
 
-    /// Keys [PAGE / LANES, head_dim, LANES] and values [PAGE, head_dim] of one head in one page, as f32: in place,
-    /// or converted into `room`, which holds twice PAGE * head_dim elements.
-    pub fn read<'a>(&'a self, layer: usize, page: usize, head: usize, room: &'a mut [f32]) -> (&'a [f32], &'a [f32]) {
+    /// Keys [PAGE / LANES, head_dim, LANES] and values [PAGE, head_dim] of one head in one page.
+    pub fn tile(&self, layer: usize, page: usize, head: usize) -> (Stored<'_>, Stored<'_>) {
         let page = self.tables[layer].0[page].as_ref().expect("visible pages are kept");
         let head_len = self.layout.head_len();
-        let (key_room, value_room) = room[..2 * head_len].split_at_mut(head_len);
-        (page.keys.read(head * head_len, key_room), page.values.read(head * head_len, value_room))
+        let range = head * head_len..(head + 1) * head_len;
+        (page.keys.part(range.clone()), page.values.part(range))
     }
 
     /// Makes `n` written positions part of the sequence and drops what no window needs any more.
@@ -270,10 +272,13 @@ mod tests {
 
     /// Key and value element 1 of head 1.
     fn element(sequence: &Sequence, layer: usize, position: usize) -> (f32, f32) {
-        let mut room = vec![0.0; 2 * PAGE * DIM];
-        let (keys, values) = sequence.read(layer, position / PAGE, 1, &mut room);
+        let (keys, values) = sequence.tile(layer, position / PAGE, 1);
         let slot = position % PAGE;
-        (keys[(slot / LANES * DIM + 1) * LANES + slot % LANES], values[slot * DIM + 1])
+        let at = |stored: Stored, i: usize| match stored {
+            Stored::F16(data) => data[i].to_f32(),
+            Stored::F32(data) => data[i],
+        };
+        (at(keys, (slot / LANES * DIM + 1) * LANES + slot % LANES), at(values, slot * DIM + 1))
     }
 
     fn expect(sequence: &Sequence, layer: usize, positions: std::ops::Range<usize>, mark: f32) {
@@ -333,6 +338,6 @@ mod tests {
         let mut sequence = Sequence::new(layout(&[None], KvType::F16));
         sequence.reserve(1);
         sequence.write(0, 0, &[1e9; 2 * DIM], &[-1e9; 2 * DIM]);
-        assert_eq!(element(&sequence, 0, 0), (F16_MAX, -F16_MAX));
+        assert_eq!(element(&sequence, 0, 0), (65_504.0, -65_504.0));
     }
 }

@@ -4,6 +4,7 @@
 #![allow(clippy::needless_range_loop)] // loops over units read best by index
 
 use super::activations::QuantisedRows;
+use super::attend::{self, AttentionQueries, AttentionTile};
 use super::math::Lanes;
 use super::packed;
 use super::panel_block::Panel;
@@ -22,6 +23,13 @@ pub fn matmul_int8(w: &Panel, x: &QuantisedRows, out: &mut [Lanes]) {
 pub fn matmul_f32(w: &Panel, x: &[f32], out: &mut [Lanes]) {
     // SAFETY: this function is compiled for the instruction set.
     unsafe { packed::matmul_f32::<Avx2, 2>(w, x, out) }
+}
+
+/// See `attend::attend`.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub fn attend(tile: &AttentionTile, queries: &mut AttentionQueries) {
+    // SAFETY: this function is compiled for the instruction set.
+    unsafe { attend::attend_simd::<Avx2, 4>(tile, queries) }
 }
 
 struct Avx2;

@@ -3,6 +3,7 @@
 #![allow(unsafe_op_in_unsafe_fn)] // every function here is unsafe for the one reason that `Simd` gives
 
 use super::activations::QuantisedRows;
+use super::attend::{self, AttentionQueries, AttentionTile};
 use super::math::Lanes;
 use super::packed;
 use super::panel_block::Panel;
@@ -21,6 +22,13 @@ pub fn matmul_int8(w: &Panel, x: &QuantisedRows, out: &mut [Lanes]) {
 pub fn matmul_f32(w: &Panel, x: &[f32], out: &mut [Lanes]) {
     // SAFETY: this function is compiled for the instruction set.
     unsafe { packed::matmul_f32::<Avx512, 1>(w, x, out) }
+}
+
+/// See `attend::attend`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub fn attend(tile: &AttentionTile, queries: &mut AttentionQueries) {
+    // SAFETY: this function is compiled for the instruction set.
+    unsafe { attend::attend_simd::<Avx512, 8>(tile, queries) }
 }
 
 struct Avx512;

@@ -9,6 +9,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod activations;
+mod attend;
 mod packed;
 mod panel_block;
 mod peaks;
@@ -19,11 +20,11 @@ mod simd;
 mod tests;
 
 pub use activations::{Apart, GROUP, N_APART, QUANT_BLOCK, QuantisedRow, QuantisedRows, SUM_BLOCK};
+pub use attend::{AttentionQueries, AttentionTile, Stored, TILE};
 pub use math::LANES;
 use math::Lanes;
 pub use panel_block::Panel;
 pub use peaks::READ_UNIT;
-pub use scalar::{AttentionTile, SoftmaxState, TILE};
 
 use crate::error::{Result, input_error};
 
@@ -51,8 +52,17 @@ macro_rules! with_kernel_list {
             scalar fn softcap(x: &mut [f32], cap: f32) -> ();
             /// `x` += `y`
             scalar fn add(x: &mut [f32], y: &[f32]) -> ();
-            /// Merges the attention of one query over one tile of keys into `state`.
-            scalar fn attend(tile: &AttentionTile, state: &mut SoftmaxState) -> ();
+            /// Merges the attention of queries over one tile of keys into what they have.
+            attend fn attend(tile: &AttentionTile, queries: &mut AttentionQueries) -> ();
+            /// Merges the softmax over later positions into a query's own; outputs are [head_dim].
+            attend fn merge_softmax(
+                later_max: f32,
+                later_sum: f32,
+                later_out: &[f32],
+                max: &mut f32,
+                sum: &mut f32,
+                out: &mut [f32]
+            ) -> ();
             /// The sum of `bytes` as 64-bit words, READ_UNIT bytes at a time: a plain loop of loads.
             peaks fn read(bytes: &[u8]) -> u64;
             /// The same, asking for memory ahead of the loads.
@@ -112,6 +122,8 @@ mod avx2_table {
         // SAFETY: the same.
         matmul_int8: |w, x, out| unsafe { avx2::matmul_int8(w, x, out) },
         // SAFETY: the same.
+        attend: |tile, queries| unsafe { avx2::attend(tile, queries) },
+        // SAFETY: the same.
         peak_int8: |rounds| unsafe { peaks::peak_int8_avx2(rounds) },
         ..PORTABLE
     };
@@ -139,6 +151,8 @@ mod avx512_table {
         matmul_f32: |w, x, out| unsafe { avx512::matmul_f32(w, x, out) },
         // SAFETY: the same.
         matmul_int8: |w, x, out| unsafe { avx512::matmul_int8(w, x, out) },
+        // SAFETY: the same.
+        attend: |tile, queries| unsafe { avx512::attend(tile, queries) },
         // SAFETY: the same.
         peak_int8: |rounds| unsafe { peaks::peak_int8_vnni(rounds) },
         ..PORTABLE

@@ -476,7 +476,7 @@ impl Format for Q6K {
 ///
 /// # Safety
 /// As for `Simd`.
-trait Plain {
+pub trait Plain {
     /// Bytes of a weight.
     const BYTES: usize;
     /// A weight of each row.
@@ -485,7 +485,7 @@ trait Plain {
 
 macro_rules! plain {
     ($name:ident, $bytes:literal, $from:ident) => {
-        struct $name;
+        pub struct $name;
 
         impl Plain for $name {
             const BYTES: usize = $bytes;

@@ -3,6 +3,7 @@
 use super::*;
 use crate::pack::pack_panel;
 use crate::quant::{DType, blocks};
+use half::f16;
 
 /// A small random number generator (xorshift64*), so that every run sees the same cases.
 struct Rng(u64);
@@ -301,48 +302,115 @@ fn vector_operations_have_the_scalar_bits_and_are_close_to_f64() {
     }
 }
 
+/// Attention of queries over three tiles, each query over its own positions.
+struct AttentionCase {
+    dim: usize,
+    softcap: Option<f32>,
+    visible: Vec<std::ops::Range<usize>>,
+    queries: Vec<f32>,
+    keys: Vec<f16>,
+    values: Vec<f16>,
+}
+
+const TILES: usize = 3;
+
+impl AttentionCase {
+    fn new(rng: &mut Rng, dim: usize, softcap: Option<f32>, visible: Vec<std::ops::Range<usize>>) -> Self {
+        let mut halves = |n| rng.vector(n).iter().map(|v| f16::from_f32(*v)).collect();
+        let (keys, values) = (halves(TILES * TILE * dim), halves(TILES * TILE * dim));
+        let queries = rng.vector(visible.len() * dim).iter().map(|v| v * 3.0).collect();
+        Self { dim, softcap, visible, queries, keys, values }
+    }
+
+    /// [queries, dim]; `wide` stores keys and values as f32.
+    fn run(&self, table: &Kernels, wide: bool) -> Vec<f32> {
+        let (n, tile_len) = (self.visible.len(), TILE * self.dim);
+        let (mut max, mut sum) = (vec![f32::NEG_INFINITY; n], vec![0.0; n]);
+        let (mut out, mut scores) = (vec![0.0; n * self.dim], vec![[f32::NAN; TILE]; n]);
+        let floats = [&self.keys, &self.values].map(|all| all.iter().map(|v| v.to_f32()).collect::<Vec<f32>>());
+        for t in 0..TILES {
+            let part = t * tile_len..(t + 1) * tile_len;
+            let (keys, values) = if wide {
+                (Stored::F32(&floats[0][part.clone()]), Stored::F32(&floats[1][part]))
+            } else {
+                (Stored::F16(&self.keys[part.clone()]), Stored::F16(&self.values[part]))
+            };
+            let within = |position: usize| position.clamp(t * TILE, (t + 1) * TILE) - t * TILE;
+            let visible: Vec<_> = self.visible.iter().map(|range| within(range.start)..within(range.end)).collect();
+            let mut queries = AttentionQueries {
+                queries: &self.queries,
+                visible: &visible,
+                max: &mut max,
+                sum: &mut sum,
+                out: &mut out,
+                scores: &mut scores,
+            };
+            (table.attend)(&AttentionTile { keys, values, softcap: self.softcap }, &mut queries);
+        }
+        out.chunks_mut(self.dim).zip(sum).for_each(|(out, sum)| out.iter_mut().for_each(|v| *v /= sum));
+        out
+    }
+
+    /// One query's output in f64.
+    fn exact(&self, c: usize) -> Vec<f64> {
+        let dim = self.dim;
+        let query = &self.queries[c * dim..][..dim];
+        let score = |p: usize| -> f64 {
+            let key = |d: usize| self.keys[p / LANES * LANES * dim + d * LANES + p % LANES].to_f64();
+            let score: f64 = (0..dim).map(|d| f64::from(query[d]) * key(d)).sum();
+            self.softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
+        };
+        let weights: Vec<f64> = self.visible[c].clone().map(|p| score(p).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        let value = |p: usize, d: usize| self.values[p * dim + d].to_f64();
+        let sum = |d: usize| self.visible[c].clone().zip(&weights).map(|(p, w)| w * value(p, d)).sum::<f64>();
+        (0..dim).map(|d| sum(d) / total).collect()
+    }
+}
+
 #[test]
 fn attention_has_the_scalar_bits_and_is_close_to_f64() {
     let mut rng = Rng(9);
-    for dim in [4, 40, 64, 256] {
-        let n_tiles = 3;
-        let query: Vec<f32> = rng.vector(dim).iter().map(|v| v * 3.0).collect();
-        let keys = rng.vector(n_tiles * TILE * dim);
-        let values = rng.vector(n_tiles * TILE * dim);
-        for (first, end, softcap) in [(0, 1, None), (70, 192, None), (3, 130, Some(2.0)), (127, 129, None)] {
-            let run = |table: &Kernels| -> Vec<f32> {
-                let (mut out, mut scratch) = (vec![0.0; dim], vec![f32::NAN; dim]);
-                let mut state = SoftmaxState { max: f32::NEG_INFINITY, sum: 0.0, out: &mut out, scratch: &mut scratch };
-                for t in first / TILE..=(end - 1) / TILE {
-                    let tile = AttentionTile {
-                        query: &query,
-                        keys: &keys[t * TILE * dim..][..TILE * dim],
-                        values: &values[t * TILE * dim..][..TILE * dim],
-                        first: first.saturating_sub(t * TILE),
-                        end: (end - t * TILE).min(TILE),
-                        softcap,
-                    };
-                    (table.attend)(&tile, &mut state);
+    let ranges = [0..1, 70..192, 3..130, 127..129, 0..192, 64..128, 100..101];
+    for dim in [4, 16, 40, 48, 64, 128, 256] {
+        for n in [1, 2, 3, 4, 5, 6, 7, 8, 9, 17] {
+            let softcap = (n % 3 == 2).then_some(2.0);
+            let visible = (0..n).map(|c| ranges[(c + n) % ranges.len()].clone()).collect();
+            let case = AttentionCase::new(&mut rng, dim, softcap, visible);
+            let want = case.run(&SCALAR, false);
+            for (c, got) in want.chunks(dim).enumerate() {
+                for (got, exact) in got.iter().zip(case.exact(c)) {
+                    assert!((f64::from(*got) - exact).abs() < 4e-5, "{dim} {n}: {got} {exact}");
                 }
-                let sum = state.sum;
-                out.iter().map(|v| v / sum).collect()
-            };
-            let want = run(&SCALAR);
-            let score = |p: usize| -> f64 {
-                let lane = |d: usize| keys[p / LANES * LANES * dim + d * LANES + p % LANES];
-                let s: f64 = (0..dim).map(|d| f64::from(query[d]) * f64::from(lane(d))).sum();
-                softcap.map_or(s, |c: f32| f64::from(c) * (s / f64::from(c)).tanh())
-            };
-            let weights: Vec<f64> = (first..end).map(|p| score(p).exp()).collect();
-            let total: f64 = weights.iter().sum();
-            for (d, got) in want.iter().enumerate() {
-                let value = |p: usize| f64::from(values[p * dim + d]);
-                let exact = (first..end).zip(&weights).map(|(p, w)| w * value(p)).sum::<f64>() / total;
-                assert!((f64::from(*got) - exact).abs() < 1e-5, "{dim} {first}..{end}: {got} {exact}");
             }
-            for table in &available()[1..] {
-                assert!(same_bits(&run(table), &want), "{} {dim} {first}..{end}", table.isa);
+            for table in available() {
+                for wide in [false, true] {
+                    assert!(same_bits(&case.run(table, wide), &want), "{} {dim} {n} {wide}", table.isa);
+                }
             }
+            let alone =
+                AttentionCase { visible: case.visible[..1].to_vec(), queries: case.queries[..dim].to_vec(), ..case };
+            assert!(same_bits(&alone.run(&SCALAR, false), &want[..dim]), "{dim} {n}");
         }
+    }
+}
+
+#[test]
+fn merged_softmaxes_are_those_of_all_positions() {
+    let mut rng = Rng(13);
+    let (scores, values) = (rng.vector(20), rng.vector(20));
+    let over = |range: std::ops::Range<usize>| -> (f64, f64, f64) {
+        let max = range.clone().fold(f64::NEG_INFINITY, |max, p| max.max(f64::from(scores[p])));
+        let weight = |p: usize| (f64::from(scores[p]) - max).exp();
+        (max, range.clone().map(weight).sum(), range.map(|p| weight(p) * f64::from(values[p])).sum())
+    };
+    let (whole, first, second) = (over(0..20), over(0..7), over(7..20));
+    for table in available() {
+        let (mut max, mut sum, mut out) = (f32::NEG_INFINITY, 0.0, [0.0]);
+        for part in [first, second] {
+            let later = [part.2 as f32];
+            (table.merge_softmax)(part.0 as f32, part.1 as f32, &later, &mut max, &mut sum, &mut out);
+        }
+        assert!((f64::from(out[0] / sum) - whole.2 / whole.1).abs() < 1e-6, "{}", table.isa);
     }
 }
