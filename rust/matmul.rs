@@ -8,6 +8,8 @@ use std::ops::Range;
 
 /// Panels of the smallest chunk of work.
 const MIN_CHUNK: usize = 2;
+/// Percent of the work that is in the long chunks.
+const LONG_SHARE: usize = 85;
 
 /// The inputs of a multiplication, [columns, width], as f32 and (when the weights are multiplied in integers) int8.
 #[derive(Default)]
@@ -134,13 +136,15 @@ pub fn matmul(crew: &Crew, kernels: &Kernels, x: &Activations, products: &mut [P
     });
 }
 
-/// Cuts `n` panels into chunks that begin long and end short: long ones because a thread reads memory fastest in one
-/// stream, short ones so that all threads end together.
+/// Cuts `n` panels into a long chunk for each thread and short ones of what is left: long ones because a thread reads
+/// memory fastest in one stream, short ones so that all threads end together.
 fn guided_chunks(n: usize, n_threads: usize) -> Vec<Range<usize>> {
     let mut chunks = Vec::new();
     let mut start = 0;
     while start < n {
-        let len = ((n - start) / (2 * n_threads)).max(MIN_CHUNK).min(n - start);
+        let rest = n - start;
+        let len = if chunks.len() < n_threads { n * LONG_SHARE / 100 / n_threads } else { rest / (2 * n_threads) };
+        let len = len.max(MIN_CHUNK).min(rest);
         chunks.push(start..start + len);
         start += len;
     }
@@ -166,7 +170,9 @@ mod tests {
                 let chunks = guided_chunks(n, n_threads);
                 assert_eq!(chunks.iter().map(Range::len).sum::<usize>(), n);
                 assert!(chunks.windows(2).all(|pair| pair[0].end == pair[1].start && pair[0].len() >= pair[1].len()));
-                assert!(chunks.first().is_none_or(|first| first.start == 0 && first.len() <= n.div_ceil(2).max(2)));
+                assert!(
+                    chunks.first().is_none_or(|first| first.start == 0 && first.len() <= n.div_ceil(n_threads).max(2))
+                );
             }
         }
     }

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::kernels::Kernels;
 use crate::kv_cache::Sequence;
 use crate::matmul::{Activations, Product, matmul};
-use crate::ops::{Rope, Turn};
+use crate::ops::Rope;
 use crate::profile::{Profile, Stage};
 use crate::team::Crew;
 use crate::weights::Weights;
@@ -59,8 +59,8 @@ pub struct Scratch {
     up: Vec<f32>,
     /// Output of attention or feed-forward [n, hidden_size].
     update: Vec<f32>,
-    /// Rotations of each distinct RoPE [ropes][n, pairs].
-    turns: Vec<Vec<Turn>>,
+    /// Rotations of each distinct RoPE [ropes][n, 2, pairs].
+    turns: Vec<Vec<f32>>,
     /// Where the time goes.
     pub profile: Profile,
 }
@@ -140,8 +140,9 @@ impl Forward<'_> {
     fn compute_turns(&self, batch: &[BatchItem], s: &mut Scratch) {
         s.turns.resize(self.model.ropes.len(), Vec::new());
         for (rope, turns) in self.model.ropes.iter().zip(&mut s.turns) {
-            turns.resize(batch.len() * rope.n_pairs(), (0.0, 0.0));
-            self.crew.for_rows(turns, rope.n_pairs(), |i, row| rope.turns(batch[i].position, row));
+            let width = 2 * rope.n_pairs();
+            turns.resize(batch.len() * width, 0.0);
+            self.crew.for_rows(turns, width, |i, row| rope.turns(batch[i].position, row));
         }
     }
 
@@ -260,17 +261,17 @@ impl Forward<'_> {
         scale: f32,
         width: usize,
         x: &mut [f32],
-        turns: &[Turn],
+        turns: &[f32],
     ) {
         let rope = &self.model.ropes[rope_idx];
-        let n_pairs = rope.n_pairs();
+        let turns_of = |i: usize| &turns[i * 2 * rope.n_pairs()..][..2 * rope.n_pairs()];
         self.crew.for_rows(x, width, |i, row| {
             for head in row.chunks_exact_mut(self.model.config.head_dim) {
                 if let Some(weight) = norm {
                     let raw = head.to_vec();
                     self.rms_norm(&raw, weight, head);
                 }
-                rope.apply(&turns[i * n_pairs..][..n_pairs], scale, head);
+                rope.apply(self.kernels, turns_of(i), scale, head);
             }
         });
     }

@@ -1,6 +1,7 @@
 //! Rotary position embedding.
 
 use crate::config::{RopeConfig, RopePairing};
+use crate::kernels::Kernels;
 
 /// One layer's rotation, ready to be applied.
 pub struct Rope {
@@ -8,9 +9,6 @@ pub struct Rope {
     /// Radians per position, one for each pair.
     frequencies: Vec<f64>,
 }
-
-/// Cosine and sine of each pair's angle at one position.
-pub type Turn = (f32, f32);
 
 impl Rope {
     /// Pair i of `dims / 2` turns by base^(-2i / dims) / (scaling factor * frequency factor) per position.
@@ -33,33 +31,28 @@ impl Rope {
         self.frequencies.len()
     }
 
-    /// The turn of every pair at `position`.
-    pub fn turns(&self, position: usize, out: &mut [Turn]) {
-        for (turn, frequency) in out.iter_mut().zip(&self.frequencies) {
+    /// Cosines, then sines, of every pair's angle at `position`, [2, pairs].
+    pub fn turns(&self, position: usize, out: &mut [f32]) {
+        let (cosines, sines) = out.split_at_mut(self.n_pairs());
+        for ((cosine, sine), frequency) in cosines.iter_mut().zip(sines).zip(&self.frequencies) {
             let (sin, cos) = libm::sincos(position as f64 * frequency);
-            *turn = (cos as f32, sin as f32);
+            (*cosine, *sine) = (cos as f32, sin as f32);
         }
     }
 
     /// Turns one head [head_dim] in place and multiplies it by `scale`.
-    pub fn apply(&self, turns: &[Turn], scale: f32, head: &mut [f32]) {
-        let n_pairs = self.n_pairs();
-        for (i, (cos, sin)) in turns.iter().enumerate() {
-            let (a, b) = match self.config.pairing {
-                RopePairing::Adjacent => (2 * i, 2 * i + 1),
-                RopePairing::Half => (i, i + n_pairs),
-            };
-            let (x, y) = (head[a], head[b]);
-            head[a] = x.mul_add(*cos, -(y * sin));
-            head[b] = x.mul_add(*sin, y * cos);
+    pub fn apply(&self, kernels: &Kernels, turns: &[f32], scale: f32, head: &mut [f32]) {
+        match self.config.pairing {
+            RopePairing::Adjacent => (kernels.rotate_adjacent)(head, turns, scale),
+            RopePairing::Half => (kernels.rotate_halves)(head, turns, scale),
         }
-        head.iter_mut().for_each(|v| *v *= scale);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels;
 
     fn rope(pairing: RopePairing) -> Rope {
         let factors = Some(vec![1.0, 2.0]);
@@ -72,11 +65,11 @@ mod tests {
         let (fast, slow) = (20.0 / 4.0_f64, 20.0 / 80.0_f64);
         for (pairing, pairs) in [(RopePairing::Adjacent, [(0, 1), (2, 3)]), (RopePairing::Half, [(0, 2), (1, 3)])] {
             let rope = rope(pairing);
-            let mut turns = vec![(0.0, 0.0); 2];
+            let mut turns = vec![0.0; 4];
             rope.turns(20, &mut turns);
             let head = [0.5, -1.0, 2.0, 0.25, 3.0];
             let mut turned = head;
-            rope.apply(&turns, 2.0, &mut turned);
+            rope.apply(kernels::choose().unwrap(), &turns, 2.0, &mut turned);
             for ((a, b), angle) in pairs.into_iter().zip([fast, slow]) {
                 let (x, y) = (f64::from(head[a]), f64::from(head[b]));
                 assert!((f64::from(turned[a]) - 2.0 * (x * angle.cos() - y * angle.sin())).abs() < 1e-6);

@@ -32,7 +32,7 @@ RUST = {
     "vindex": "gguf memory pack team quant error",
     "weights": "vindex memory pack gguf kernels team quant config error",
     "matmul": "weights pack team kernels",
-    "ops": "config",
+    "ops": "kernels config",
     "batch": "",
     "kv_cache": "kernels config error",
     "attention": "batch kv_cache team kernels",

@@ -158,7 +158,7 @@ pub unsafe fn attend_simd<S: Simd, const COLUMNS: usize>(tile: &AttentionTile, q
     let dim = q.queries.len() / n;
     assert!(q.queries.len() == n * dim && q.out.len() == n * dim);
     assert!(q.max.len() == n && q.sum.len() == n && q.scores.len() == n);
-    if dim % LANES != 0 {
+    if !dim.is_multiple_of(LANES) {
         return attend(tile, q);
     }
     match (tile.keys, tile.values) {

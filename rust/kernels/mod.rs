@@ -44,6 +44,11 @@ macro_rules! with_kernel_list {
             activations fn quantise(x: &[f32], out: &mut QuantisedRow) -> ();
             /// `out` = `x` / sqrt(mean(x^2) + eps) * `weight` (Zhang and Sennrich, 2019).
             scalar fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) -> ();
+            /// Turns pairs of a head and multiplies it by `scale`; `turns` are cosines, then sines (Su et al., 2021). Pair
+            /// i is the elements i of both halves; those past the pairs are only scaled.
+            scalar fn rotate_halves(head: &mut [f32], turns: &[f32], scale: f32) -> ();
+            /// The same, pair i being the elements 2 i and 2 i + 1.
+            scalar fn rotate_adjacent(head: &mut [f32], turns: &[f32], scale: f32) -> ();
             /// `gate` = silu(`gate`) * `up`
             scalar fn gate_silu(gate: &mut [f32], up: &[f32]) -> ();
             /// `gate` = gelu(`gate`) * `up`, GELU by its tanh approximation.

@@ -148,6 +148,32 @@ pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
 }
 
 #[inline(always)]
+pub fn rotate_halves(head: &mut [f32], turns: &[f32], scale: f32) {
+    let (cosines, sines) = turns.split_at(turns.len() / 2);
+    let (a, rest) = head.split_at_mut(cosines.len());
+    let (b, unturned) = rest.split_at_mut(cosines.len());
+    for (((a, b), cos), sin) in a.iter_mut().zip(b).zip(cosines).zip(sines) {
+        (*a, *b) = rotated(*a, *b, *cos, *sin, scale);
+    }
+    unturned.iter_mut().for_each(|v| *v *= scale);
+}
+
+#[inline(always)]
+pub fn rotate_adjacent(head: &mut [f32], turns: &[f32], scale: f32) {
+    let (cosines, sines) = turns.split_at(turns.len() / 2);
+    let (turned, unturned) = head.split_at_mut(turns.len());
+    for ((pair, cos), sin) in turned.as_chunks_mut::<2>().0.iter_mut().zip(cosines).zip(sines) {
+        (pair[0], pair[1]) = rotated(pair[0], pair[1], *cos, *sin, scale);
+    }
+    unturned.iter_mut().for_each(|v| *v *= scale);
+}
+
+#[inline(always)]
+fn rotated(x: f32, y: f32, cos: f32, sin: f32, scale: f32) -> (f32, f32) {
+    (x.mul_add(cos, -(y * sin)) * scale, x.mul_add(sin, y * cos) * scale)
+}
+
+#[inline(always)]
 pub fn gate_silu(gate: &mut [f32], up: &[f32]) {
     for (g, u) in gate.iter_mut().zip(up) {
         *g = *g * math::sigmoid(*g) * u;

@@ -283,16 +283,36 @@ fn vector_operations_have_the_scalar_bits_and_are_close_to_f64() {
             0.5 * v * (1.0 + inner.tanh()) * f64::from(y[i])
         };
         let cap = |i: usize| 0.7 * (f64::from(x[i]) / 0.7).tanh();
-        let run = |table: &Kernels| -> [Vec<f32>; 4] {
-            let mut out = [vec![f32::NAN; len], x.clone(), x.clone(), x.clone()];
+        let turned = |halves: bool| {
+            let (x, y, pairs) = (x.clone(), y.clone(), len / 2);
+            move |i: usize| {
+                let pair = if i >= 2 * pairs {
+                    None
+                } else if halves {
+                    Some((i % pairs, i / pairs))
+                } else {
+                    Some((i / 2, i % 2))
+                };
+                let Some((pair, second)) = pair else { return f64::from(x[i]) * 0.5 };
+                let (a, b) = if halves { (pair, pairs + pair) } else { (2 * pair, 2 * pair + 1) };
+                let (a, b, cos, sin) = (x[a], x[b], y[pair], y[pairs + pair]);
+                let (a, b, cos, sin) = (f64::from(a), f64::from(b), f64::from(cos), f64::from(sin));
+                0.5 * if second == 1 { a * sin + b * cos } else { a * cos - b * sin }
+            }
+        };
+        let run = |table: &Kernels| -> [Vec<f32>; 6] {
+            let mut out = [vec![f32::NAN; len], x.clone(), x.clone(), x.clone(), x.clone(), x.clone()];
             (table.rms_norm)(&x, &y, 1e-6, &mut out[0]);
             (table.gate_silu)(&mut out[1], &y);
             (table.gate_gelu)(&mut out[2], &y);
             (table.softcap)(&mut out[3], 0.7);
+            (table.rotate_halves)(&mut out[4], &y[..len / 2 * 2], 0.5);
+            (table.rotate_adjacent)(&mut out[5], &y[..len / 2 * 2], 0.5);
             out
         };
         let want = run(&SCALAR);
-        let exact: [&dyn Fn(usize) -> f64; 4] = [&norm, &silu, &gelu, &cap];
+        let (halves, adjacent) = (turned(true), turned(false));
+        let exact: [&dyn Fn(usize) -> f64; 6] = [&norm, &silu, &gelu, &cap, &halves, &adjacent];
         for (want, exact) in want.iter().zip(exact) {
             assert!((0..len).all(|i| (f64::from(want[i]) - exact(i)).abs() < 1e-6), "{len}");
         }
