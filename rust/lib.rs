@@ -16,6 +16,7 @@ pub mod kv_cache;
 pub mod batch;
 pub mod ops;
 pub mod matmul;
+pub mod activations;
 pub mod sampler;
 pub mod weights;
 pub mod vindex;

@@ -1,12 +1,13 @@
 //! The forward pass: one batch through all layers, readable straight down.
 
+use crate::activations::Activations;
 use crate::attention::{AttentionShape, QueryBlock, attention};
 use crate::batch::BatchItem;
 use crate::config::{Activation, ModelConfig};
 use crate::error::Result;
 use crate::kernels::Kernels;
 use crate::kv_cache::Sequence;
-use crate::matmul::{Activations, Product, matmul};
+use crate::matmul::{Product, matmul};
 use crate::ops::Rope;
 use crate::profile::{Profile, Stage};
 use crate::team::Crew;

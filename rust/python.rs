@@ -2,6 +2,7 @@
 //!
 //! Signatures and documentation for users are in `python/larql/_core.pyi`.
 
+use crate::activations::Activations;
 use crate::batch::BatchItem;
 use crate::config::ModelConfig;
 use crate::engine::{self, EngineOptions, Precision};
@@ -9,7 +10,7 @@ use crate::error::{Error, input_error};
 use crate::gguf::{self, Array, Value};
 use crate::kernels;
 use crate::kv_cache;
-use crate::matmul::{Activations, Product, matmul};
+use crate::matmul::{Product, matmul};
 use crate::quant::{DType, blocks};
 use crate::roofline;
 use crate::sampler::{self, SamplerConfig};

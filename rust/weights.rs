@@ -3,7 +3,7 @@
 use crate::config::ModelConfig;
 use crate::error::{Result, input_error, model_error};
 use crate::gguf::Gguf;
-use crate::kernels::Panel;
+use crate::kernels::Panels;
 use crate::memory::Memory;
 use crate::pack::{PANEL, pack_panel, unpack_row};
 use crate::quant::{DType, blocks};
@@ -21,11 +21,11 @@ pub struct Weight {
     pub rows: usize,
     /// Input features.
     pub cols: usize,
-    panels: Panels,
+    place: Place,
 }
 
 /// Where a matrix lies.
-enum Panels {
+enum Place {
     Memory(Memory),
     Mapped(Arc<Vindex>, Range<usize>),
 }
@@ -47,14 +47,14 @@ impl Weight {
             let start = i * panel_bytes;
             pack_panel(dtype, row_bytes, &bytes[start..bytes.len().min(start + panel_bytes)], panel);
         });
-        Ok(Self { dtype, rows, cols, panels: Panels::Memory(panels) })
+        Ok(Self { dtype, rows, cols, place: Place::Memory(panels) })
     }
 
     /// All panels.
     fn bytes(&self) -> &[u8] {
-        match &self.panels {
-            Panels::Memory(bytes) => bytes,
-            Panels::Mapped(file, range) => file.bytes(range.clone()),
+        match &self.place {
+            Place::Memory(bytes) => bytes,
+            Place::Mapped(file, range) => file.bytes(range.clone()),
         }
     }
 
@@ -63,16 +63,16 @@ impl Weight {
         self.bytes().len()
     }
 
-    /// Rows PANEL * i and following.
-    pub fn panel(&self, i: usize) -> Panel<'_> {
+    /// The panels of a range; panel i begins with row PANEL * i.
+    pub fn panels(&self, range: Range<usize>) -> Panels<'_> {
         let panel_bytes = self.n_bytes() / self.rows.div_ceil(PANEL);
-        let bytes = &self.bytes()[i * panel_bytes..(i + 1) * panel_bytes];
-        Panel { dtype: self.dtype, cols: self.cols, bytes }
+        let bytes = &self.bytes()[range.start * panel_bytes..range.end * panel_bytes];
+        Panels { dtype: self.dtype, cols: self.cols, bytes }
     }
 
     /// Decodes one row to f32, [cols].
     pub fn read_row(&self, row: usize, out: &mut [f32]) {
-        let panel = self.panel(row / PANEL);
+        let panel = self.panels(row / PANEL..row / PANEL + 1);
         let mut blocks = vec![0; panel.bytes.len() / PANEL];
         unpack_row(self.dtype, panel.bytes, row % PANEL, &mut blocks);
         blocks::decode(self.dtype, &blocks, out);
@@ -239,7 +239,7 @@ impl Loader<'_> {
             Source::Vindex(file) => {
                 let tensor = file.tensor(name).expect("found above");
                 let range = tensor.offset..tensor.offset + tensor.length;
-                Ok(Weight { dtype, rows, cols, panels: Panels::Mapped(file.clone(), range) })
+                Ok(Weight { dtype, rows, cols, place: Place::Mapped(file.clone(), range) })
             }
         }
     }

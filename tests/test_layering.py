@@ -31,15 +31,16 @@ RUST = {
     "memory": "error",
     "vindex": "gguf memory pack team quant error",
     "weights": "vindex memory pack gguf kernels team quant config error",
-    "matmul": "weights pack team kernels",
+    "activations": "team kernels",
+    "matmul": "activations weights pack team kernels",
     "ops": "kernels config",
     "batch": "",
     "kv_cache": "kernels config error",
     "attention": "batch kv_cache team kernels",
-    "model": "attention batch kv_cache ops matmul profile team weights kernels config error",
+    "model": "activations attention batch kv_cache ops matmul profile team weights kernels config error",
     "engine": "model attention batch kv_cache profile team weights kernels config error",
     "python": (
-        "engine batch kv_cache matmul sampler profile roofline team weights vindex gguf quant kernels config error"
+        "engine activations batch kv_cache matmul sampler profile roofline team weights vindex gguf quant kernels config error"
     ),
 }
 
@@ -108,7 +109,7 @@ RUST_ABSENCES = (
     Absence(
         "unsafe code is in few files",
         r"\bunsafe\b",
-        "attention.rs gguf.rs kernels/ matmul.rs memory.rs quant/blocks.rs team.rs vindex.rs",
+        "activations.rs attention.rs gguf.rs kernels/ matmul.rs memory.rs quant/blocks.rs team.rs vindex.rs",
     ),
     Absence(
         "the environment is read in few places",

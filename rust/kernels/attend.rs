@@ -9,7 +9,7 @@
 #![allow(clippy::needless_range_loop)] // loops over lanes, queries and positions read best by index
 
 use super::math::{self, LANES, Lanes};
-use super::packed::{F16, F32, Plain};
+use super::plain::{F16, F32, Plain};
 use super::simd::Simd;
 use crate::quant::blocks::f16_to_f32;
 use half::f16;

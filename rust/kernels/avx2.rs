@@ -1,28 +1,28 @@
 //! x86-64 with AVX2, FMA and F16C: Intel since Haswell (2013), AMD since Zen (2017).
 
 #![allow(unsafe_op_in_unsafe_fn)] // every function here is unsafe for the one reason that `Simd` gives
-#![allow(clippy::needless_range_loop)] // loops over units read best by index
 
 use super::activations::QuantisedRows;
 use super::attend::{self, AttentionQueries, AttentionTile};
 use super::math::Lanes;
 use super::packed;
-use super::panel_block::Panel;
+use super::panel_block::Panels;
+use super::plain;
 use super::simd::{Quants, Simd};
 use std::arch::x86_64::*;
 
 /// See `scalar::matmul_int8`. Four columns in one pass: their sums and minimums take half of the 16 registers.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn matmul_int8(w: &Panel, x: &QuantisedRows, out: &mut [Lanes]) {
+pub fn matmul_int8(w: &Panels, x: &QuantisedRows, out: &mut [Lanes]) {
     // SAFETY: this function is compiled for the instruction set.
-    unsafe { packed::matmul_int8::<Avx2, 2, 4>(w, x, out) }
+    unsafe { packed::matmul_int8::<Avx2, 2, 4, 2>(w, x, out) }
 }
 
 /// See `scalar::matmul_f32`.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn matmul_f32(w: &Panel, x: &[f32], out: &mut [Lanes]) {
+pub fn matmul_f32(w: &Panels, x: &[f32], out: &mut [Lanes]) {
     // SAFETY: this function is compiled for the instruction set.
-    unsafe { packed::matmul_f32::<Avx2, 2>(w, x, out) }
+    unsafe { plain::matmul_f32::<Avx2, 2>(w, x, out) }
 }
 
 /// See `attend::attend`.
@@ -34,44 +34,14 @@ pub fn attend(tile: &AttentionTile, queries: &mut AttentionQueries) {
 
 struct Avx2;
 
-/// The next four activations of a column, for each row.
-#[inline(always)]
-unsafe fn four(x: *const i8) -> __m256i {
-    _mm256_set1_epi32(x.cast::<i32>().read_unaligned())
-}
-
-/// `sum` plus unsigned quants times 16 activations: two 16-bit sums for each row.
-#[inline(always)]
-unsafe fn add_products(mut sum: __m256i, w: &[__m256i], x: *const i8) -> __m256i {
-    for g in 0..4 {
-        sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(w[g], four(x.add(4 * g))));
-    }
-    sum
-}
-
-/// Where the sums of 16 columns begin.
-#[inline(always)]
-unsafe fn start(kind: Quants, pairs: *const [i16; 2]) -> __m256i {
-    if kind.offset() == 0 {
-        return _mm256_setzero_si256();
-    }
-    let pair = _mm256_set1_epi32(pairs.cast::<i32>().read_unaligned());
-    _mm256_mullo_epi16(pair, _mm256_set1_epi16(-kind.offset()))
-}
-
-/// Signed quants times four activations: |w| * (x with the sign of w); |-128| is 128 as an unsigned byte.
-#[inline(always)]
-unsafe fn signed_product(w: __m256i, x: *const i8) -> __m256i {
-    let signed = _mm256_sign_epi8(four(x), w);
-    _mm256_maddubs_epi16(_mm256_abs_epi8(w), signed)
-}
-
 impl Simd for Avx2 {
     const ROWS: usize = 8;
     type Bytes = __m256i;
     /// In both 16-bit halves of a row's lane, so that `vpmaddwd` joins the row's two sums, scaled.
     type Scale = __m256i;
     type Floats = __m256;
+    type Four = __m256i;
+    type Sum = __m256i;
 
     #[inline(always)]
     unsafe fn bytes(at: *const u8) -> __m256i {
@@ -116,34 +86,54 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn sub_block_sum(
-        kind: Quants,
-        w: [__m256i; 8],
-        x: *const i8,
-        pairs: *const [i16; 2],
-        scales: [__m256i; 2],
-    ) -> __m256 {
-        let (low, high) = (&w[..4], &w[4..]);
-        let sum = match kind {
-            Quants::UpTo15 | Quants::Above8 | Quants::Above16 => {
-                let begin = _mm256_add_epi16(start(kind, pairs), start(kind, pairs.add(1)));
-                let first = add_products(begin, low, x);
-                _mm256_madd_epi16(add_products(first, high, x.add(16)), scales[0])
+    fn n_sums(kind: Quants) -> usize {
+        if matches!(kind, Quants::UpTo31 | Quants::Above32) { 2 } else { 1 }
+    }
+
+    #[inline(always)]
+    unsafe fn prepare(_kind: Quants, w: __m256i) -> __m256i {
+        w
+    }
+
+    #[inline(always)]
+    unsafe fn four(x: *const i8) -> __m256i {
+        _mm256_set1_epi32(x.cast::<i32>().read_unaligned())
+    }
+
+    #[inline(always)]
+    unsafe fn start(kind: Quants, pairs: *const [i16; 2], step: usize, n: usize) -> __m256i {
+        let mut sum = _mm256_setzero_si256();
+        for i in 0..n {
+            if kind.offset() != 0 {
+                let pair = _mm256_set1_epi32(pairs.add(i * step).cast::<i32>().read_unaligned());
+                sum = _mm256_add_epi16(sum, pair);
             }
-            Quants::UpTo31 | Quants::Above32 => {
-                let first = add_products(start(kind, pairs), low, x);
-                let second = add_products(start(kind, pairs.add(1)), high, x.add(16));
-                _mm256_add_epi32(_mm256_madd_epi16(first, scales[0]), _mm256_madd_epi16(second, scales[1]))
-            }
-            Quants::Signed => {
-                let mut sum = _mm256_setzero_si256();
-                for g in 0..8 {
-                    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(signed_product(w[g], x.add(4 * g)), scales[0]));
-                }
-                sum
-            }
-        };
-        _mm256_cvtepi32_ps(sum)
+        }
+        _mm256_mullo_epi16(sum, _mm256_set1_epi16(-kind.offset()))
+    }
+
+    /// Two 16-bit sums for each row; signed quants have one of 32 bits.
+    #[inline(always)]
+    unsafe fn add_products(kind: Quants, sum: __m256i, w: __m256i, x: __m256i) -> __m256i {
+        if kind == Quants::Signed {
+            // |w| * (x with the sign of w); |-128| is 128 as an unsigned byte.
+            let products = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+            _mm256_add_epi32(sum, _mm256_madd_epi16(products, _mm256_set1_epi16(1)))
+        } else {
+            _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn finish(kind: Quants, sums: [__m256i; 2], scales: [__m256i; 2]) -> __m256 {
+        if kind == Quants::Signed {
+            return _mm256_cvtepi32_ps(sums[0]); // no format has signed quants and integer scales
+        }
+        let first = _mm256_madd_epi16(sums[0], scales[0]);
+        if Self::n_sums(kind) == 1 {
+            return _mm256_cvtepi32_ps(first);
+        }
+        _mm256_cvtepi32_ps(_mm256_add_epi32(first, _mm256_madd_epi16(sums[1], scales[1])))
     }
 
     #[inline(always)]

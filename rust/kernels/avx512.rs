@@ -6,22 +6,23 @@ use super::activations::QuantisedRows;
 use super::attend::{self, AttentionQueries, AttentionTile};
 use super::math::Lanes;
 use super::packed;
-use super::panel_block::Panel;
+use super::panel_block::Panels;
+use super::plain;
 use super::simd::{Quants, Simd};
 use std::arch::x86_64::*;
 
 /// See `scalar::matmul_int8`. Eight columns in one pass: their sums and minimums take half of the 32 registers.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub fn matmul_int8(w: &Panel, x: &QuantisedRows, out: &mut [Lanes]) {
+pub fn matmul_int8(w: &Panels, x: &QuantisedRows, out: &mut [Lanes]) {
     // SAFETY: this function is compiled for the instruction set.
-    unsafe { packed::matmul_int8::<Avx512, 1, 8>(w, x, out) }
+    unsafe { packed::matmul_int8::<Avx512, 1, 8, 4>(w, x, out) }
 }
 
 /// See `scalar::matmul_f32`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub fn matmul_f32(w: &Panel, x: &[f32], out: &mut [Lanes]) {
+pub fn matmul_f32(w: &Panels, x: &[f32], out: &mut [Lanes]) {
     // SAFETY: this function is compiled for the instruction set.
-    unsafe { packed::matmul_f32::<Avx512, 1>(w, x, out) }
+    unsafe { plain::matmul_f32::<Avx512, 1>(w, x, out) }
 }
 
 /// See `attend::attend`.
@@ -33,27 +34,16 @@ pub fn attend(tile: &AttentionTile, queries: &mut AttentionQueries) {
 
 struct Avx512;
 
-/// `sum` plus the products of 16 columns: `vpdpbusd` adds up four for each row, in 32 bits.
-#[inline(always)]
-unsafe fn add_products(mut sum: __m512i, kind: Quants, w: &[__m512i], x: *const i8, pairs: *const [i16; 2]) -> __m512i {
-    // The instruction wants weights without a sign. 32 bits hold the whole sum, so its start may come at any time.
-    let offset = if kind == Quants::Signed { 128 } else { kind.offset() };
-    if offset != 0 {
-        let pair = _mm512_set1_epi32(pairs.cast::<i32>().read_unaligned());
-        sum = _mm512_dpwssd_epi32(sum, pair, _mm512_set1_epi16(-offset));
-    }
-    for g in 0..4 {
-        let w = if kind == Quants::Signed { _mm512_xor_si512(w[g], _mm512_set1_epi8(-128)) } else { w[g] };
-        sum = _mm512_dpbusd_epi32(sum, w, _mm512_set1_epi32(x.add(4 * g).cast::<i32>().read_unaligned()));
-    }
-    sum
-}
+/// What the instruction for products adds to signed quants, because it wants weights without a sign.
+const SIGN: i8 = -128;
 
 impl Simd for Avx512 {
     const ROWS: usize = 16;
     type Bytes = __m512i;
     type Scale = __m512;
     type Floats = __m512;
+    type Four = __m512i;
+    type Sum = __m512i;
 
     #[inline(always)]
     unsafe fn bytes(at: *const u8) -> __m512i {
@@ -95,24 +85,48 @@ impl Simd for Avx512 {
         _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast())))
     }
 
+    #[inline(always)]
+    fn n_sums(kind: Quants) -> usize {
+        if kind == Quants::Above32 { 2 } else { 1 }
+    }
+
+    #[inline(always)]
+    unsafe fn prepare(kind: Quants, w: __m512i) -> __m512i {
+        if kind == Quants::Signed { _mm512_xor_si512(w, _mm512_set1_epi8(SIGN)) } else { w }
+    }
+
+    #[inline(always)]
+    unsafe fn four(x: *const i8) -> __m512i {
+        _mm512_set1_epi32(x.cast::<i32>().read_unaligned())
+    }
+
+    #[inline(always)]
+    unsafe fn start(kind: Quants, pairs: *const [i16; 2], step: usize, n: usize) -> __m512i {
+        let offset = if kind == Quants::Signed { -i16::from(SIGN) } else { kind.offset() };
+        let mut sum = _mm512_setzero_si512();
+        for i in 0..n {
+            if offset != 0 {
+                let pair = _mm512_set1_epi32(pairs.add(i * step).cast::<i32>().read_unaligned());
+                sum = _mm512_dpwssd_epi32(sum, pair, _mm512_set1_epi16(-offset));
+            }
+        }
+        sum
+    }
+
+    /// `vpdpbusd` adds up four products for each row, in 32 bits.
+    #[inline(always)]
+    unsafe fn add_products(_kind: Quants, sum: __m512i, w: __m512i, x: __m512i) -> __m512i {
+        _mm512_dpbusd_epi32(sum, w, x)
+    }
+
     /// The scaled sum is below 2^24, so scaling in f32 is exact as well.
     #[inline(always)]
-    unsafe fn sub_block_sum(
-        kind: Quants,
-        w: [__m512i; 8],
-        x: *const i8,
-        pairs: *const [i16; 2],
-        scales: [__m512; 2],
-    ) -> __m512 {
-        let (low, high) = (&w[..4], &w[4..]);
-        let first = add_products(_mm512_setzero_si512(), kind, low, x, pairs);
-        if kind == Quants::Above32 {
-            let second = add_products(_mm512_setzero_si512(), kind, high, x.add(16), pairs.add(1));
-            let first = _mm512_mul_ps(_mm512_cvtepi32_ps(first), scales[0]);
-            return _mm512_fmadd_ps(_mm512_cvtepi32_ps(second), scales[1], first);
+    unsafe fn finish(kind: Quants, sums: [__m512i; 2], scales: [__m512; 2]) -> __m512 {
+        let first = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[0]), scales[0]);
+        if Self::n_sums(kind) == 1 {
+            return first;
         }
-        let both = add_products(first, kind, high, x.add(16), pairs.add(1));
-        _mm512_mul_ps(_mm512_cvtepi32_ps(both), scales[0])
+        _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[1]), scales[1], first)
     }
 
     #[inline(always)]

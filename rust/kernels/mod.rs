@@ -10,20 +10,26 @@ mod avx2;
 mod avx512;
 mod activations;
 mod attend;
+mod formats;
 mod packed;
 mod panel_block;
 mod peaks;
+mod plain;
 mod prefetch;
 mod scalar;
 mod simd;
+mod tiles;
 #[cfg(test)]
 mod tests;
 
-pub use activations::{Apart, GROUP, N_APART, QUANT_BLOCK, QuantisedRow, QuantisedRows, SUM_BLOCK};
+pub use activations::{
+    Apart, GROUP, N_APART, QUANT_BLOCK, QuantisedRow, QuantisedRows, QuantisedTiles, SUM_BLOCK, TILE as COLUMN_TILE,
+    interleave,
+};
 pub use attend::{AttentionQueries, AttentionTile, Stored, TILE};
 pub use math::LANES;
 use math::Lanes;
-pub use panel_block::Panel;
+pub use panel_block::Panels;
 pub use peaks::READ_UNIT;
 
 use crate::error::{Result, input_error};
@@ -36,10 +42,10 @@ macro_rules! with_kernel_list {
     ($then:ident($($first:tt)*)) => {
         $then! {
             $($first)*
-            /// `out[c][r]` = row r of `w`, decoded to f32, times column c of `x` [columns, w.cols].
-            scalar fn matmul_f32(w: &Panel, x: &[f32], out: &mut [Lanes]) -> ();
+            /// `out` [panels, columns] = `w`, decoded to f32, times `x` [columns, w.cols].
+            scalar fn matmul_f32(w: &Panels, x: &[f32], out: &mut [Lanes]) -> ();
             /// The same with quantised weights and quantised columns, in integers block by block.
-            scalar fn matmul_int8(w: &Panel, x: &QuantisedRows, out: &mut [Lanes]) -> ();
+            scalar fn matmul_int8(w: &Panels, x: &QuantisedRows, out: &mut [Lanes]) -> ();
             /// Quantises `x` to int8 with one scale per QUANT_BLOCK elements, the N_APART largest elements set apart.
             activations fn quantise(x: &[f32], out: &mut QuantisedRow) -> ();
             /// `out` = `x` / sqrt(mean(x^2) + eps) * `weight` (Zhang and Sennrich, 2019).

@@ -13,28 +13,45 @@ use crate::quant::blocks::f16_to_f32;
 
 const _: () = assert!(LANES == PANEL, "lanes are rows of a panel");
 
-/// PANEL rows of a weight matrix, packed as `pack` describes.
+/// Some times PANEL consecutive rows of a weight matrix, packed as `pack` describes.
 #[derive(Clone, Copy)]
-pub struct Panel<'a> {
+pub struct Panels<'a> {
     /// Storage type.
     pub dtype: DType,
     /// Columns.
     pub cols: usize,
-    /// Panel blocks, one for each block of a row.
+    /// Panels, one after the other; each has a panel block for each block of a row.
     pub bytes: &'a [u8],
 }
 
-impl<'a> Panel<'a> {
+impl<'a> Panels<'a> {
+    /// How many panels there are.
+    #[inline(always)]
+    pub fn n_panels(&self) -> usize {
+        self.bytes.len() / self.panel_bytes()
+    }
+
+    /// Panel i alone.
+    #[inline(always)]
+    pub fn one(&self, i: usize) -> Self {
+        Self { bytes: &self.bytes[i * self.panel_bytes()..][..self.panel_bytes()], ..*self }
+    }
+
     /// Bytes of a panel block.
     #[inline(always)]
     pub fn block_bytes(&self) -> usize {
         PANEL * self.dtype.block_bytes()
     }
 
-    /// Panel block i.
+    /// Panel block i of the first panel.
     #[inline(always)]
     pub fn block(&self, i: usize) -> &'a [u8] {
         &self.bytes[i * self.block_bytes()..][..self.block_bytes()]
+    }
+
+    #[inline(always)]
+    fn panel_bytes(&self) -> usize {
+        self.cols / self.dtype.block_len() * self.block_bytes()
     }
 }
 
@@ -124,7 +141,7 @@ struct Column {
 
 impl Column {
     #[inline(always)]
-    fn new(w: &Panel, index: usize) -> Self {
+    fn new(w: &Panels, index: usize) -> Self {
         let (block, k) = (w.block(index / w.dtype.block_len()), index % w.dtype.block_len());
         let (quants, scales) = (quant(w.dtype, block, k), scale(w.dtype, block, k));
         let mut column = Self { products: [0.0; LANES], mins: [0.0; LANES], d: d(block), m: [0.0; LANES] };
@@ -140,9 +157,9 @@ impl Column {
     }
 }
 
-/// `out[c]` += the panel's columns times the activations of column c that stand apart, in their order.
+/// `out[c]` += one panel's columns times the activations of column c that stand apart, in their order.
 #[inline(always)]
-pub fn add_apart(w: &Panel, apart: &[[Apart; N_APART]], out: &mut [Lanes]) {
+pub fn add_apart(w: &Panels, apart: &[[Apart; N_APART]], out: &mut [Lanes]) {
     for j in 0..N_APART {
         // The same elements tend to be large in all columns.
         let mut last: Option<(u32, Column)> = None;

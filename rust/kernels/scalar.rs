@@ -7,12 +7,20 @@
 
 use super::activations::{GROUP, QUANT_BLOCK, QuantisedRows, SUM_BLOCK};
 use super::math::{self, LANES, Lanes};
-use super::panel_block::{self, Panel};
+use super::panel_block::{self, Panels};
 use crate::pack::{PANEL, unpack_row};
 use crate::quant::{DType, blocks::decode};
 
 #[inline(always)]
-pub fn matmul_f32(w: &Panel, x: &[f32], out: &mut [Lanes]) {
+pub fn matmul_f32(w: &Panels, x: &[f32], out: &mut [Lanes]) {
+    let n = x.len() / w.cols;
+    for i in 0..w.n_panels() {
+        multiply_panel_f32(&w.one(i), x, &mut out[i * n..][..n]);
+    }
+}
+
+#[inline(always)]
+fn multiply_panel_f32(w: &Panels, x: &[f32], out: &mut [Lanes]) {
     let mut decoded = [[0.0; LANES]; GROUP];
     out.fill([0.0; LANES]);
     let group_bytes = GROUP / w.dtype.block_len() * w.block_bytes();
@@ -78,7 +86,15 @@ struct Unpacked {
 }
 
 #[inline(always)]
-pub fn matmul_int8(w: &Panel, x: &QuantisedRows, out: &mut [Lanes]) {
+pub fn matmul_int8(w: &Panels, x: &QuantisedRows, out: &mut [Lanes]) {
+    let n = x.apart.len();
+    for i in 0..w.n_panels() {
+        multiply_panel_int8(&w.one(i), x, &mut out[i * n..][..n]);
+    }
+}
+
+#[inline(always)]
+fn multiply_panel_int8(w: &Panels, x: &QuantisedRows, out: &mut [Lanes]) {
     out.fill([0.0; LANES]);
     let block_len = w.dtype.block_len();
     let mut block = Unpacked {

@@ -43,8 +43,12 @@ pub trait Simd {
     const ROWS: usize;
     /// Four bytes for each row.
     type Bytes: Copy;
-    /// An integer scale for each row, in the form that `sub_block_sum` wants.
+    /// An integer scale for each row, in the form that `finish` wants.
     type Scale: Copy;
+    /// Four activations of one column.
+    type Four: Copy;
+    /// A sum of products for each row.
+    type Sum: Copy;
     /// An f32 for each row.
     type Floats: Copy;
 
@@ -65,16 +69,18 @@ pub trait Simd {
     unsafe fn unsigned_scale(at: *const u8) -> Self::Scale;
     /// Scales from one signed byte for each row.
     unsafe fn signed_scale(at: *const u8) -> Self::Scale;
-    /// The sum over 32 columns of quants times activations times scales: quants of four columns in each of `w`, the
-    /// activations at `x`, their pair sums at `pairs`, a scale for each 16 columns (two equal ones, but for Above32).
-    /// Exact: it is below 2^24.
-    unsafe fn sub_block_sum(
-        kind: Quants,
-        w: [Self::Bytes; 8],
-        x: *const i8,
-        pairs: *const [i16; 2],
-        scales: [Self::Scale; 2],
-    ) -> Self::Floats;
+    /// How many sums a sub-block of 32 columns takes: one, or one for each half.
+    fn n_sums(kind: Quants) -> usize;
+    /// Quants as `add_products` wants them.
+    unsafe fn prepare(kind: Quants, w: Self::Bytes) -> Self::Bytes;
+    /// The next four activations of a column, for each row.
+    unsafe fn four(x: *const i8) -> Self::Four;
+    /// Where a sum over as many columns begins as `n` pair sums belong to, every `step`th of those at `pairs`.
+    unsafe fn start(kind: Quants, pairs: *const [i16; 2], step: usize, n: usize) -> Self::Sum;
+    /// A sum plus the products of four columns.
+    unsafe fn add_products(kind: Quants, sum: Self::Sum, w: Self::Bytes, x: Self::Four) -> Self::Sum;
+    /// A sub-block's sums times its scales, which are one for each half. Exact: it is below 2^24.
+    unsafe fn finish(kind: Quants, sums: [Self::Sum; 2], scales: [Self::Scale; 2]) -> Self::Floats;
 
     /// The same number for each row.
     unsafe fn splat(value: f32) -> Self::Floats;

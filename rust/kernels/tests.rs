@@ -58,6 +58,22 @@ struct Quantised {
     sums: Vec<f32>,
     pair_sums: Vec<[i16; 2]>,
     apart: Vec<[Apart; N_APART]>,
+    tile_quants: Vec<[[i8; 4]; COLUMN_TILE]>,
+    tile_scales: Vec<[f32; COLUMN_TILE]>,
+    tile_sums: Vec<[f32; COLUMN_TILE]>,
+    tile_pair_sums: Vec<[[i16; 2]; COLUMN_TILE]>,
+}
+
+/// Tiles of columns of `len`.
+fn tiles<T: Copy + Default>(columns: &[T], len: usize) -> Vec<[T; COLUMN_TILE]> {
+    let columns: Vec<_> = columns.chunks(len).collect();
+    let mut all = Vec::new();
+    for columns in columns.chunks(COLUMN_TILE) {
+        let mut tile = vec![[T::default(); COLUMN_TILE]; len];
+        interleave(columns, &mut tile);
+        all.extend(tile);
+    }
+    all
 }
 
 impl Quantised {
@@ -70,6 +86,10 @@ impl Quantised {
             sums: vec![f32::NAN; n * stride / QUANT_BLOCK],
             pair_sums: vec![[99; 2]; n * stride / SUM_BLOCK],
             apart: vec![[Apart { index: 99, value: f32::NAN }; N_APART]; n],
+            tile_quants: Vec::new(),
+            tile_scales: Vec::new(),
+            tile_sums: Vec::new(),
+            tile_pair_sums: Vec::new(),
         };
         for c in 0..n {
             let part = |len: usize| c * (stride / len)..(c + 1) * (stride / len);
@@ -82,12 +102,31 @@ impl Quantised {
             };
             (kernels.quantise)(&x[c * cols..(c + 1) * cols], &mut row);
         }
+        all.tile_quants = tiles(all.quants.as_chunks().0, stride / 4);
+        all.tile_scales = tiles(&all.scales, stride / QUANT_BLOCK);
+        all.tile_sums = tiles(&all.sums, stride / QUANT_BLOCK);
+        all.tile_pair_sums = tiles(&all.pair_sums, stride / SUM_BLOCK);
         all
     }
 
-    fn rows(&self) -> QuantisedRows<'_> {
-        let Self { stride, quants, scales, sums, pair_sums, apart } = self;
-        QuantisedRows { stride: *stride, quants, scales, sums, pair_sums, apart }
+    /// With or without tiles.
+    fn rows(&self, with_tiles: bool) -> QuantisedRows<'_> {
+        let tiles = QuantisedTiles {
+            stride: self.stride,
+            quants: &self.tile_quants,
+            scales: &self.tile_scales,
+            sums: &self.tile_sums,
+            pair_sums: &self.tile_pair_sums,
+        };
+        QuantisedRows {
+            stride: self.stride,
+            quants: &self.quants,
+            scales: &self.scales,
+            sums: &self.sums,
+            pair_sums: &self.pair_sums,
+            apart: &self.apart,
+            tiles: with_tiles.then_some(tiles),
+        }
     }
 
     /// Column c as the numbers that it stands for.
@@ -129,12 +168,13 @@ fn products_have_the_scalar_bits_and_are_close_to_f64() {
     let mut rng = Rng(7);
     for dtype in DType::all() {
         for cols in widths(dtype) {
-            for n_rows in [1, 3, LANES - 1, LANES] {
+            for n_rows in [1, 3, LANES - 1, LANES, 2 * LANES + 5] {
                 let bytes = rng.weights(dtype, n_rows * cols / dtype.block_len());
                 let row_bytes = bytes.len() / n_rows;
-                let mut panel = vec![0xee; LANES * row_bytes];
-                pack_panel(dtype, row_bytes, &bytes, &mut panel);
-                let w = Panel { dtype, cols, bytes: &panel };
+                let mut panels = vec![0xee; n_rows.div_ceil(LANES) * LANES * row_bytes];
+                let rows = bytes.chunks(LANES * row_bytes).zip(panels.chunks_exact_mut(LANES * row_bytes));
+                rows.for_each(|(rows, panel)| pack_panel(dtype, row_bytes, rows, panel));
+                let w = Panels { dtype, cols, bytes: &panels };
                 let mut decoded = vec![0.0; n_rows * cols];
                 blocks::decode(dtype, &bytes, &mut decoded);
                 for n in [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33] {
@@ -145,28 +185,33 @@ fn products_have_the_scalar_bits_and_are_close_to_f64() {
     }
 }
 
-fn check_products(w: &Panel, decoded: &[f32], x: &[f32], n: usize) {
+fn check_products(w: &Panels, decoded: &[f32], x: &[f32], n: usize) {
     let cols = w.cols;
-    let blank = vec![[f32::NAN; LANES]; n];
+    let blank = vec![[f32::NAN; LANES]; w.n_panels() * n];
     let (mut want_f32, mut want_int8) = (blank.clone(), blank.clone());
     let quantised = Quantised::new(&SCALAR, x, cols);
     (SCALAR.matmul_f32)(w, x, &mut want_f32);
     if w.dtype.is_quantised() {
-        (SCALAR.matmul_int8)(w, &quantised.rows(), &mut want_int8);
+        (SCALAR.matmul_int8)(w, &quantised.rows(false), &mut want_int8);
     }
     let n_rows = decoded.len() / cols;
     for c in 0..n {
         let int8 = quantised.column(c, cols);
-        assert!(want_f32[c][n_rows..].iter().all(|v| *v == 0.0), "rows past the last are zeros");
+        let at = |r: usize| (r / LANES * n + c, r % LANES);
+        let mut past = (n_rows..w.n_panels() * LANES).map(at);
+        assert!(past.all(|(i, lane)| want_f32[i][lane] == 0.0), "rows past the last are zeros");
         for (r, row) in decoded.chunks_exact(cols).enumerate() {
             let near = |got: f32, (sum, size): (f64, f64)| {
                 assert!((f64::from(got) - sum).abs() <= 1e-5 * size, "{:?} {cols} {n}: {got} {sum}", w.dtype);
             };
-            near(want_f32[c][r], exact_dot(row, &x[c * cols..(c + 1) * cols]));
+            near(want_f32[at(r).0][at(r).1], exact_dot(row, &x[c * cols..(c + 1) * cols]));
             if w.dtype.is_quantised() {
                 // Scale times quant and minimum are summed apart here, so their sizes count, not their difference.
                 let (sum, size) = exact_dot(row, &int8);
-                near(want_int8[c][r], (sum, size + 16.0 * int8.iter().map(|x| f64::from(x.abs())).sum::<f64>()));
+                near(
+                    want_int8[at(r).0][at(r).1],
+                    (sum, size + 16.0 * int8.iter().map(|x| f64::from(x.abs())).sum::<f64>()),
+                );
             }
         }
     }
@@ -176,9 +221,12 @@ fn check_products(w: &Panel, decoded: &[f32], x: &[f32], n: usize) {
         assert!(same_bits(got.as_flattened(), want_f32.as_flattened()), "{} {:?}", table.isa, w.dtype);
         if w.dtype.is_quantised() {
             assert_eq!(Quantised::new(table, x, cols), quantised, "{}", table.isa);
-            let mut got = blank.clone();
-            (table.matmul_int8)(w, &quantised.rows(), &mut got);
-            assert!(same_bits(got.as_flattened(), want_int8.as_flattened()), "{} {:?}", table.isa, w.dtype);
+            for with_tiles in [false, true] {
+                let mut got = blank.clone();
+                (table.matmul_int8)(w, &quantised.rows(with_tiles), &mut got);
+                let same = same_bits(got.as_flattened(), want_int8.as_flattened());
+                assert!(same, "{} {:?} {cols} {n} {with_tiles}", table.isa, w.dtype);
+            }
         }
     }
 }
@@ -213,7 +261,7 @@ fn extremes_stay_finite_and_have_the_scalar_bits() {
             }
             let mut panel = vec![0; LANES * row_bytes];
             pack_panel(dtype, row_bytes, &bytes, &mut panel);
-            let w = Panel { dtype, cols: COLS, bytes: &panel };
+            let w = Panels { dtype, cols: COLS, bytes: &panel };
             let mut decoded = vec![0.0; LANES * COLS];
             blocks::decode(dtype, &bytes, &mut decoded);
             for x in &inputs {
