@@ -3,8 +3,9 @@
 usage: python bench/records.py [FOLDER] [--check]
 
 FOLDER is bench/baselines/cpu by default. With --check nothing is written, and the exit code is 1 when the file is not
-what would be written. A record is what `larql bench --output-file` or `larql roofline --json` has written; the name of
-its file begins with the step, and a dot ends that: 03-prefetch.gemma3-270m.json.
+what would be written. A record is what `larql bench --output-file` or `larql roofline --json` has written, or
+bench_kernels.py or busy_neighbour.py of this folder; the name of its file begins with the step, and a dot ends that:
+03-prefetch.gemma3-270m.json.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from kernel_tables import COLUMNS as KERNEL_COLUMNS
+from kernel_tables import kernel_tables
 
 FOLDER = Path(__file__).resolve().parent / "baselines" / "cpu"
 HEADING = """\
@@ -32,6 +36,14 @@ MACHINE_COLUMNS = (
     *("machine", "cores", "threads", "plain GB/s", "prefetched GB/s", "saturated", "f32 GMAC/s", "int8 GMAC/s"),
     "record",
 )
+NEIGHBOUR_COLUMNS = (
+    *("machine", "model", "threads", "step", "alone tok/s", "busy tok/s", "busy to alone", "best threads when busy"),
+    *("date", "build"),
+)
+KERNELS_NOTE = """\
+Each machine's newest step. Shares are of what its memory and its arithmetic gave in turn with the product; `cost of 8`
+is the time of a product with eight columns over that with one."""
+NOTHING = "There are no records yet."
 
 Row = tuple[str, ...]
 
@@ -62,14 +74,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def comparison(folder: Path) -> str:
     """The text of COMPARISON.md. Raises RecordError."""
     speeds: list[Row] = []
+    neighbours: list[Row] = []
     machines: list[Row] = []
+    kernels: list[tuple[str, str, str]] = []  # machine, step, text
     for path in sorted(folder.glob("*.json")):
+        step = step_of(path)
         try:
             record = json.loads(path.read_text("utf-8"))
             if record["kind"] == "bench":
-                speeds += speed_rows(step_of(path), record)
+                speeds += speed_rows(step, record)
+            elif record["kind"] == "neighbour":
+                neighbours.append(neighbour_row(step, record))
             elif record["kind"] == "roofline":
-                machines += machine_rows(step_of(path), record)
+                machines += machine_rows(step, record)
+            elif record["kind"] == "kernels":
+                kernels.append((record["machine"]["cpu"], step, kernel_text(step, record)))
             else:
                 raise RecordError(f"{path.name} is of the unknown kind {record['kind']!r}")
         except KeyError as error:
@@ -79,11 +98,12 @@ def comparison(folder: Path) -> str:
     text = HEADING
     for title, columns, rows in (
         ("Models", SPEED_COLUMNS, sorted(speeds, key=_order)),
+        ("Busy neighbour", NEIGHBOUR_COLUMNS, sorted(neighbours)),
         ("Machines", MACHINE_COLUMNS, machines),
     ):
-        lines = table(columns, rows) if rows else ["There are no records yet."]
+        lines = table(columns, rows) if rows else [NOTHING]
         text += f"\n## {title}\n\n" + "\n".join(lines) + "\n"
-    return text
+    return f"{text}\n## Kernels\n\n{KERNELS_NOTE if kernels else NOTHING}\n" + "".join(newest(kernels))
 
 
 def step_of(path: Path) -> str:
@@ -134,6 +154,40 @@ def machine_rows(step: str, record: dict[str, Any]) -> Iterator[Row]:
             f"{peak['int8_gmac_s']:.0f}" if peak else "",
             step,
         )
+
+
+def neighbour_row(step: str, record: dict[str, Any]) -> Row:
+    """What a record of busy_neighbour.py says of the default number of threads, and which number is best."""
+    pairs, build = record["ratio"], record["build"]
+    return (
+        record["machine"]["cpu"],
+        record["model"]["name"],
+        str(record["threads"]),
+        step,
+        f"{record['alone']['tok_s']:.1f}",
+        f"{record['busy']['tok_s']:.1f}",
+        f"{pairs['median']:.2f} [{pairs['min']:.2f} to {pairs['max']:.2f}]",
+        str(record["best_threads"]["busy"]),
+        record["date"],
+        build["commit"] or build["version"],
+    )
+
+
+def kernel_text(step: str, record: dict[str, Any]) -> str:
+    """The tables of a record of bench_kernels.py, below a heading."""
+    build = record["build"]
+    text = f"\n### {record['machine']['cpu']}, {step}\n\n{record['date']}, {build['commit'] or build['version']}\n"
+    for title, rows in kernel_tables(record["rows"]):
+        text += f"\n{title}:\n\n" + "\n".join(table(KERNEL_COLUMNS, rows)) + "\n"
+    return text
+
+
+def newest(kernels: Iterable[tuple[str, str, str]]) -> Iterator[str]:
+    """The texts of each machine's last step."""
+    last = {machine: step for machine, step, _ in sorted(kernels)}
+    for machine, step, text in sorted(kernels):
+        if step == last[machine]:
+            yield text
 
 
 def table(columns: Row, rows: Iterable[Row]) -> Iterator[str]:

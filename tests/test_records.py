@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
+import importlib
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -46,18 +45,38 @@ ROOFLINE = {
     "saturation": {"threads": 2, "gb_s": 29.5},
     "peaks": [{"threads": 2, "f32_gmac_s": 103.4, "int8_gmac_s": 410.0}],
 }
+KERNELS: dict[str, Any] = {
+    "kind": "kernels",
+    "date": "2026-02-03",
+    "machine": {"cpu": "Some CPU"},
+    "build": {"version": "0.1.0", "commit": "abc123"},
+    "rows": [
+        {"type": "F16", "isa": "avx2", "threads": 1, "n": 1, "gb_s": 20.04, "gmac_s": 10.0, "share": 0.916},
+        {"type": "F16", "isa": "avx2", "threads": 1, "n": 2, "gb_s": 19.0, "gmac_s": 19.0, "cost": 1.054},
+        {"type": "F16", "isa": "avx2", "threads": 2, "n": 512, "gb_s": 0.1, "gmac_s": 99.6, "share": 1.0},
+        {"type": "Q4_0", "isa": "avx2", "threads": 1, "n": 64, "gb_s": 1.0, "gmac_s": 150.4, "share": 0.4},
+    ],
+}
+NEIGHBOUR = {
+    "kind": "neighbour",
+    "date": "2026-02-03",
+    "machine": {"cpu": "Some CPU"},
+    "build": {"version": "0.1.0", "commit": "abc123"},
+    "model": {"name": "tiny"},
+    "threads": 2,
+    "alone": {"tok_s": 100.04},
+    "busy": {"tok_s": 60.0},
+    "ratio": {"median": 0.6, "min": 0.55, "max": 0.654, "pairs": 7},
+    "best_threads": {"alone": 2, "busy": 1},
+}
 
 
 @pytest.fixture(scope="module")
 def records() -> ModuleType:
     """bench/records.py, which is a program and belongs to no package."""
-    spec = importlib.util.spec_from_file_location("records", ROOT / "bench" / "records.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["records"] = module
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "bench")
+        return importlib.import_module("records")
 
 
 def write(folder: Path, name: str, record: Any) -> None:
@@ -110,6 +129,34 @@ def test_rooflines_become_rows(records: ModuleType, tmp_path: Path) -> None:
     ]
 
 
+def test_kernels_become_a_table_for_each_instruction_set_and_number_of_threads(
+    records: ModuleType, tmp_path: Path
+) -> None:
+    write(tmp_path, "01-first.kernels.json", KERNELS)
+    text = records.comparison(tmp_path)
+    section = text.split("## Kernels\n")[1]
+    assert "### Some CPU, 01-first\n\n2026-02-03, abc123\n" in section
+    _, one, two = section.split(" thread")
+    assert one.startswith(":\n")
+    assert section.count("\navx2, 1 thread:\n") == section.count("\navx2, 2 threads:\n") == 1
+    assert "| F16 | 20.0 (92 %) | 1.05 |  |  |  |  |\n| Q4_0 |  |  |  |  | 150 (40 %) |  |\n" in one
+    assert two.endswith("| F16 |  |  |  |  |  | 100 (100 %) |\n")
+
+
+def test_kernels_are_of_the_newest_step_of_each_machine(records: ModuleType, tmp_path: Path) -> None:
+    for name, cpu in (("01-a", "Some CPU"), ("03-c", "Some CPU"), ("02-b", "Some CPU"), ("02-d", "Another")):
+        write(tmp_path, f"{name}.kernels.json", KERNELS | {"machine": {"cpu": cpu}})
+    headings = [line for line in records.comparison(tmp_path).splitlines() if line.startswith("### ")]
+    assert headings == ["### Another, 02-d", "### Some CPU, 03-c"]
+
+
+def test_a_busy_neighbour_becomes_a_row(records: ModuleType, tmp_path: Path) -> None:
+    write(tmp_path, "01-first.tiny.neighbour.json", NEIGHBOUR)
+    assert rows(records.comparison(tmp_path), "Busy neighbour") == [
+        ["Some CPU", "tiny", "2", "01-first", "100.0", "60.0", "0.60 [0.55 to 0.65]", "1", "2026-02-03", "abc123"]
+    ]
+
+
 @pytest.mark.parametrize(
     ("record", "message"),
     [
@@ -117,6 +164,7 @@ def test_rooflines_become_rows(records: ModuleType, tmp_path: Path) -> None:
         ({"kind": "poem"}, "bad.json is of the unknown kind 'poem'"),
         ([], "bad.json is no record"),
         (RECORD | {"build": "new"}, "bad.json is no record"),
+        (KERNELS | {"rows": [KERNELS["rows"][0] | {"n": 2}]}, "bad.json has no 'cost'"),
     ],
 )
 def test_what_is_no_record_is_named(

@@ -75,12 +75,21 @@ def bench(
     for threads in settings.threads or (None,):
         model = Model(file, threads=threads, precision=settings.precision)
         results.append(_measure(file, model, settings, probe, say))
-    facts = describe(file, model)
     record = {
         "kind": "bench",
         "format": FORMAT,
         "date": datetime.now(timezone.utc).date().isoformat(),
         "note": note,
+        **circumstances(name, file, model),
+        "settings": asdict(settings) | {"threads": [result["threads"] for result in results]},
+    }
+    return record | (results[0] if len(results) == 1 else {"sweep": results})
+
+
+def circumstances(name: str, file: ModelFile, model: Model) -> dict[str, Any]:
+    """What is measured, and on what: a part of every record of a model. `name` is what the user called it."""
+    facts = describe(file, model)
+    return {
         "machine": machine_facts(),
         "build": {"version": _core.__version__, "commit": source_commit(), "isa": model.engine.isa},
         "model": {
@@ -89,9 +98,7 @@ def bench(
             "parameters": facts["parameters"],
             "quant_mix": facts["tensors"],
         },
-        "settings": asdict(settings) | {"threads": [result["threads"] for result in results]},
     }
-    return record | (results[0] if len(results) == 1 else {"sweep": results})
 
 
 def _measure(file: ModelFile, model: Model, settings: BenchSettings, probe: ReadProbe, say: Say) -> dict[str, Any]:
