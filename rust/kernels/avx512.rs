@@ -2,8 +2,8 @@
 
 #![allow(unsafe_op_in_unsafe_fn)] // every function here is unsafe for the one reason that `Simd` gives
 
-use super::activations::QuantisedRows;
 use super::attend::{self, AttentionQueries, AttentionTile};
+use super::int8::QuantisedRows;
 use super::math::Lanes;
 use super::packed;
 use super::panel_block::Panels;

@@ -8,7 +8,7 @@ pub mod math;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-mod activations;
+mod int8;
 mod attend;
 mod formats;
 mod packed;
@@ -22,11 +22,11 @@ mod tiles;
 #[cfg(test)]
 mod tests;
 
-pub use activations::{
+pub use attend::{AttentionQueries, AttentionTile, Stored, TILE};
+pub use int8::{
     Apart, GROUP, N_APART, QUANT_BLOCK, QuantisedRow, QuantisedRows, QuantisedTiles, SUM_BLOCK, TILE as COLUMN_TILE,
     interleave,
 };
-pub use attend::{AttentionQueries, AttentionTile, Stored, TILE};
 pub use math::LANES;
 use math::Lanes;
 pub use panel_block::Panels;
@@ -47,7 +47,7 @@ macro_rules! with_kernel_list {
             /// The same with quantised weights and quantised columns, in integers block by block.
             scalar fn matmul_int8(w: &Panels, x: &QuantisedRows, out: &mut [Lanes]) -> ();
             /// Quantises `x` to int8 with one scale per QUANT_BLOCK elements, the N_APART largest elements set apart.
-            activations fn quantise(x: &[f32], out: &mut QuantisedRow) -> ();
+            int8 fn quantise(x: &[f32], out: &mut QuantisedRow) -> ();
             /// `out` = `x` / sqrt(mean(x^2) + eps) * `weight` (Zhang and Sennrich, 2019).
             scalar fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) -> ();
             /// Turns pairs of a head and multiplies it by `scale`; `turns` are cosines, then sines (Su et al., 2021). Pair

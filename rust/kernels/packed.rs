@@ -19,8 +19,8 @@
 #![allow(unsafe_op_in_unsafe_fn)] // every function here is unsafe for the one reason that `Simd` gives
 #![allow(clippy::needless_range_loop)] // loops over lanes, groups and columns read best by index
 
-use super::activations::{QUANT_BLOCK, QuantisedRows, SUM_BLOCK, TILE};
 use super::formats::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, sub_quants};
+use super::int8::{QUANT_BLOCK, QuantisedRows, SUM_BLOCK, TILE};
 use super::math::{LANES, Lanes};
 use super::panel_block::{Panels, add_apart};
 use super::prefetch;

@@ -5,7 +5,7 @@
 
 #![allow(clippy::needless_range_loop)] // loops over lanes read best by index
 
-use super::activations::{Apart, N_APART};
+use super::int8::{Apart, N_APART};
 use super::math::{LANES, Lanes};
 use crate::pack::PANEL;
 use crate::quant::DType;

@@ -72,15 +72,16 @@ pub fn peak_f32(rounds: usize) -> usize {
 #[inline(always)]
 pub fn peak_int8(rounds: usize) -> usize {
     const CHAINS: usize = 4;
-    let (a, b) = (black_box([3_i8; 2 * LANES]), black_box([5_i8; 2 * LANES]));
+    let weights = black_box([3_i8; 2 * LANES]);
+    // Each product depends on the one before in its chain, so none can be left out or shared.
     let mut sums: [[i16; LANES]; CHAINS] = black_box([[1; LANES]; CHAINS]);
     for _ in 0..rounds {
         for sum in &mut sums {
-            *sum = from_fn(|i| {
-                let products =
-                    i16::from(a[2 * i]) * i16::from(b[2 * i]) + i16::from(a[2 * i + 1]) * i16::from(b[2 * i + 1]);
-                sum[i].wrapping_add(products)
-            });
+            for i in 0..LANES {
+                let [low, high] = sum[i].to_le_bytes().map(|byte| i16::from(byte as i8));
+                let products = i16::from(weights[2 * i]) * low + i16::from(weights[2 * i + 1]) * high;
+                sum[i] = sum[i].wrapping_add(products);
+            }
         }
     }
     black_box(sums);

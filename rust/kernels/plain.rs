@@ -3,7 +3,7 @@
 #![allow(unsafe_op_in_unsafe_fn)] // every function here is unsafe for the one reason that `Simd` gives
 #![allow(clippy::needless_range_loop)] // loops over lanes, groups and columns read best by index
 
-use super::activations::GROUP;
+use super::int8::GROUP;
 use super::math::{LANES, Lanes};
 use super::packed::prefetch_lines;
 use super::panel_block::Panels;

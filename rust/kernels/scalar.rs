@@ -5,7 +5,7 @@
 
 #![allow(clippy::needless_range_loop)] // loops over lanes read best by index
 
-use super::activations::{GROUP, QUANT_BLOCK, QuantisedRows, SUM_BLOCK};
+use super::int8::{GROUP, QUANT_BLOCK, QuantisedRows, SUM_BLOCK};
 use super::math::{self, LANES, Lanes};
 use super::panel_block::{self, Panels};
 use crate::pack::{PANEL, unpack_row};

@@ -7,8 +7,8 @@
 #![allow(unsafe_op_in_unsafe_fn)] // every function here is unsafe for the one reason that `Simd` gives
 #![allow(clippy::needless_range_loop)] // loops over rows, groups and columns read best by index
 
-use super::activations::{GROUP, QUANT_BLOCK, QuantisedTiles, SUM_BLOCK, TILE};
 use super::formats::{Format, sub_quants};
+use super::int8::{GROUP, QUANT_BLOCK, QuantisedTiles, SUM_BLOCK, TILE};
 use super::math::{LANES, Lanes};
 use super::panel_block::Panels;
 use super::simd::Simd;
