@@ -48,15 +48,18 @@ pub fn matmul(crew: &Crew, kernels: &Kernels, x: &Activations, products: &mut [P
             let panels = next - first_panel[job]..end - first_panel[job];
             let lanes = &mut lanes[..panels.len() * n];
             multiply(kernels, &weight.panels(panels.clone()), x, lanes);
-            for (panel, lanes) in panels.zip(lanes.chunks_exact(n)) {
-                let rows = panel * PANEL..weight.rows.min((panel + 1) * PANEL);
-                for (c, lanes) in lanes.iter().enumerate() {
-                    // SAFETY: each panel belongs to one chunk, which takes its rows of every column.
-                    let out = unsafe { out.part(c * weight.rows + rows.start..c * weight.rows + rows.end) };
-                    out.copy_from_slice(&lanes[..rows.len()]);
-                    if let Some(bias) = bias {
-                        (kernels.add)(out, &bias[rows.clone()]);
+            let rows = panels.start * PANEL..weight.rows.min(panels.end * PANEL);
+            for c in 0..n {
+                // SAFETY: each panel belongs to one chunk, which takes its rows of every column.
+                let out = unsafe { out.part(c * weight.rows + rows.start..c * weight.rows + rows.end) };
+                for (out, lanes) in out.chunks_mut(PANEL).zip(lanes.iter().skip(c).step_by(n)) {
+                    match out.as_mut_array() {
+                        Some(out) => *out = *lanes,
+                        None => out.copy_from_slice(&lanes[..out.len()]), // the last rows
                     }
+                }
+                if let Some(bias) = bias {
+                    (kernels.add)(out, &bias[rows.clone()]);
                 }
             }
             next = end;
