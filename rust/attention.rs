@@ -163,12 +163,19 @@ pub fn attention(
         })
         .collect();
     let mut parts: Vec<States> = jobs.iter().map(|_| States::default()).collect();
-    crew.for_rows(&mut parts, 1, |i, part| {
-        let (block, kv_head, span) = jobs[i];
-        ROOM.with_borrow_mut(|room| {
-            attend_span(kernels, &shape, sequences[block.sequence], kv_head, block, span, q, room);
-            part[0] = std::mem::take(&mut room.span);
-        });
+    // Neighbours together, because each asks for the memory of the next.
+    let at_once = jobs.len().div_ceil(2 * crew.n_threads());
+    let shared_parts = Shared::new(&mut parts);
+    crew.run(jobs.len().div_ceil(at_once), &|chunk| {
+        let range = chunk * at_once..jobs.len().min((chunk + 1) * at_once);
+        // SAFETY: each chunk takes its own parts.
+        let parts = unsafe { shared_parts.part(range.clone()) };
+        for (part, (block, kv_head, span)) in parts.iter_mut().zip(&jobs[range]) {
+            ROOM.with_borrow_mut(|room| {
+                attend_span(kernels, &shape, sequences[block.sequence], *kv_head, block, *span, q, room);
+                *part = std::mem::take(&mut room.span);
+            });
+        }
     });
     let mut parts = parts.iter();
     for block in blocks {
@@ -214,6 +221,7 @@ fn attend_span(
             room.visible.extend(std::iter::repeat_n(within(*position), group));
         }
         let (keys, values) = sequence.tile(shape.layer, page, kv_head);
+        let next_keys = ((page + 1) * PAGE <= last).then(|| sequence.tile(shape.layer, page + 1, kv_head).0);
         let mut queries = AttentionQueries {
             queries: &room.queries,
             visible: &room.visible,
@@ -222,6 +230,7 @@ fn attend_span(
             out: &mut room.span.out,
             scores: &mut room.scores,
         };
-        (kernels.attend)(&AttentionTile { keys, values, softcap: shape.softcap }, &mut queries);
+        let tile = AttentionTile { keys, values, next_keys, softcap: shape.softcap };
+        (kernels.attend)(&tile, &mut queries);
     }
 }

@@ -9,6 +9,7 @@
 #![allow(clippy::needless_range_loop)] // loops over lanes, queries and positions read best by index
 
 use super::math::{self, LANES, Lanes};
+use super::packed::prefetch_lines;
 use super::plain::{F16, F32, Plain};
 use super::simd::Simd;
 use crate::quant::blocks::f16_to_f32;
@@ -33,8 +34,19 @@ pub struct AttentionTile<'a> {
     pub keys: Stored<'a>,
     /// [TILE, head_dim]
     pub values: Stored<'a>,
+    /// Keys that will be needed after these, to be asked for in time.
+    pub next_keys: Option<Stored<'a>>,
     /// Scores s become cap * tanh(s / cap).
     pub softcap: Option<f32>,
+}
+
+impl Stored<'_> {
+    fn address(&self) -> *const u8 {
+        match self {
+            Stored::F16(data) => data.as_ptr().cast(),
+            Stored::F32(data) => data.as_ptr().cast(),
+        }
+    }
 }
 
 /// Queries, and what they have gathered from the tiles so far.
@@ -83,21 +95,30 @@ fn softmax(
     state_max: &mut f32,
     state_sum: &mut f32,
 ) -> Factors {
-    let groups = scores.as_chunks_mut::<LANES>().0;
+    if let Some(cap) = softcap {
+        for score in scores.iter_mut() {
+            *score = cap * math::tanh(*score / cap);
+        }
+    }
+    scores[..visible.start].fill(f32::NEG_INFINITY);
+    scores[visible.end..].fill(f32::NEG_INFINITY);
     let mut maxima = [f32::NEG_INFINITY; LANES];
-    for (g, group) in groups.iter_mut().enumerate() {
+    for group in scores.as_chunks::<LANES>().0 {
         for i in 0..LANES {
-            let position = g * LANES + i;
-            let score = softcap.map_or(group[i], |cap| cap * math::tanh(group[i] / cap));
-            group[i] = if position >= visible.start && position < visible.end { score } else { f32::NEG_INFINITY };
             maxima[i] = group[i].max(maxima[i]);
         }
     }
-    let max = maxima.iter().fold(f32::NEG_INFINITY, |max, m| m.max(max));
-    let mut sums = [0.0; LANES];
-    for group in groups {
+    let max = math::max(maxima);
+    for group in scores.as_chunks_mut::<LANES>().0 {
         for i in 0..LANES {
-            group[i] = if group[i] == f32::NEG_INFINITY { 0.0 } else { math::exp(group[i] - max) };
+            group[i] = math::exp(group[i] - max);
+        }
+    }
+    scores[..visible.start].fill(0.0);
+    scores[visible.end..].fill(0.0);
+    let mut sums = [0.0; LANES];
+    for group in scores.as_chunks::<LANES>().0 {
+        for i in 0..LANES {
             sums[i] += group[i];
         }
     }
@@ -164,11 +185,11 @@ pub unsafe fn attend_simd<S: Simd, const COLUMNS: usize>(tile: &AttentionTile, q
     match (tile.keys, tile.values) {
         (Stored::F16(keys), Stored::F16(values)) => {
             assert!(keys.len() >= TILE * dim && values.len() >= TILE * dim);
-            attend_stored::<S, F16, COLUMNS>(keys.as_ptr().cast(), values.as_ptr().cast(), tile.softcap, dim, q);
+            attend_stored::<S, F16, COLUMNS>(tile, dim, q);
         }
         (Stored::F32(keys), Stored::F32(values)) => {
             assert!(keys.len() >= TILE * dim && values.len() >= TILE * dim);
-            attend_stored::<S, F32, COLUMNS>(keys.as_ptr().cast(), values.as_ptr().cast(), tile.softcap, dim, q);
+            attend_stored::<S, F32, COLUMNS>(tile, dim, q);
         }
         _ => attend(tile, q),
     }
@@ -176,9 +197,7 @@ pub unsafe fn attend_simd<S: Simd, const COLUMNS: usize>(tile: &AttentionTile, q
 
 #[inline(always)]
 unsafe fn attend_stored<S: Simd, P: Plain, const COLUMNS: usize>(
-    keys: *const u8,
-    values: *const u8,
-    softcap: Option<f32>,
+    tile: &AttentionTile,
     dim: usize,
     q: &mut AttentionQueries,
 ) {
@@ -197,7 +216,7 @@ unsafe fn attend_stored<S: Simd, P: Plain, const COLUMNS: usize>(
         macro_rules! by_number {
             ($($n:literal)*) => {
                 match taken {
-                    $($n => attend_columns::<S, P, $n>(keys, values, softcap, dim, &mut part),)*
+                    $($n => attend_columns::<S, P, $n>(tile, dim, &mut part),)*
                     _ => unreachable!("at most 8 queries at a time"),
                 }
             };
@@ -210,62 +229,77 @@ unsafe fn attend_stored<S: Simd, P: Plain, const COLUMNS: usize>(
 /// `attend` for N queries.
 #[inline(always)]
 unsafe fn attend_columns<S: Simd, P: Plain, const N: usize>(
-    keys: *const u8,
-    values: *const u8,
-    softcap: Option<f32>,
+    tile: &AttentionTile,
     dim: usize,
     q: &mut AttentionQueries,
 ) {
+    let (keys, values) = (tile.keys.address(), tile.values.address());
+    // While keys are read the values are asked for, while these are read the next keys.
+    let next_keys = tile.next_keys.map_or(values, |keys| keys.address());
+    // Two groups of positions (and of elements) at a time, if there are registers for their sums.
+    let in_pairs = N * 2 * (LANES / S::ROWS) <= S::ROWS;
     let seen = union(q.visible);
     let mut g = seen.start / LANES;
     let end = seen.end.div_ceil(LANES);
-    // Few queries leave room for two groups of positions at a time, and need them: a multiply-add takes some cycles.
-    while N <= 4 && g + 2 <= end {
-        score::<S, P, N, 2>(keys.add(g * dim * LANES * P::BYTES), dim, q, g);
+    while in_pairs && g + 2 <= end {
+        score::<S, P, N, 2>(keys, values, dim, q, g);
         g += 2;
     }
     while g < end {
-        score::<S, P, N, 1>(keys.add(g * dim * LANES * P::BYTES), dim, q, g);
+        score::<S, P, N, 1>(keys, values, dim, q, g);
         g += 1;
     }
     let mut factors = [(1.0, 0.0); N];
     for c in 0..N {
         if !q.visible[c].is_empty() {
-            factors[c] = softmax(&mut q.scores[c], &q.visible[c], softcap, &mut q.max[c], &mut q.sum[c]);
+            factors[c] = softmax(&mut q.scores[c], &q.visible[c], tile.softcap, &mut q.max[c], &mut q.sum[c]);
         } else {
             q.scores[c] = [0.0; TILE];
         }
     }
     let mut d = 0;
-    while N <= 4 && d + 2 * LANES <= dim {
-        add_values::<S, P, N, 2>(values, dim, d, &seen, &factors, q);
+    while in_pairs && d + 2 * LANES <= dim {
+        add_values::<S, P, N, 2>(values, next_keys, dim, d, &seen, &factors, q);
         d += 2 * LANES;
     }
     while d < dim {
-        add_values::<S, P, N, 1>(values, dim, d, &seen, &factors, q);
+        add_values::<S, P, N, 1>(values, next_keys, dim, d, &seen, &factors, q);
         d += LANES;
     }
 }
 
+/// Elements of a head in one round of the innermost loop; divides LANES.
+const UNROLLED: usize = 4;
+
 /// Vectors of a group of LANES, at most.
 const MAX_VECTORS: usize = 2;
 
-/// Scores of GROUPS groups of positions, from group g on, whose keys are at `keys`.
+/// Scores of GROUPS groups of positions, from group g on; asks for as much memory at `ahead` as it reads.
 #[inline(always)]
 unsafe fn score<S: Simd, P: Plain, const N: usize, const GROUPS: usize>(
     keys: *const u8,
+    ahead: *const u8,
     dim: usize,
     q: &mut AttentionQueries,
     g: usize,
 ) {
-    let queries = q.queries.as_ptr();
+    let offset = g * dim * LANES * P::BYTES;
+    let (keys, ahead) = (keys.add(offset), ahead.wrapping_add(offset));
+    let mut queries = [q.queries.as_ptr(); N];
+    for c in 0..N {
+        queries[c] = queries[c].add(c * dim);
+    }
     let mut sums = [[[S::splat(0.0); MAX_VECTORS]; GROUPS]; N];
-    for d in 0..dim {
-        for group in 0..GROUPS {
-            for v in 0..LANES / S::ROWS {
-                let key = P::load::<S>(keys.add(((group * dim + d) * LANES + v * S::ROWS) * P::BYTES));
-                for c in 0..N {
-                    sums[c][group][v] = S::mul_add(S::splat(*queries.add(c * dim + d)), key, sums[c][group][v]);
+    for d in (0..dim).step_by(UNROLLED) {
+        let round = GROUPS * UNROLLED * LANES * P::BYTES;
+        prefetch_lines::<S>(ahead.wrapping_add(d / UNROLLED * round), round);
+        for d in d..d + UNROLLED {
+            for group in 0..GROUPS {
+                for v in 0..LANES / S::ROWS {
+                    let key = P::load::<S>(keys.add(((group * dim + d) * LANES + v * S::ROWS) * P::BYTES));
+                    for c in 0..N {
+                        sums[c][group][v] = S::mul_add(S::splat(*queries[c].add(d)), key, sums[c][group][v]);
+                    }
                 }
             }
         }
@@ -280,10 +314,12 @@ unsafe fn score<S: Simd, P: Plain, const N: usize, const GROUPS: usize>(
     }
 }
 
-/// Adds the weighted values of the positions `seen`, elements d and following of GROUPS * LANES.
+/// Adds the weighted values of the positions `seen`, elements d and following of GROUPS * LANES; asks for as much memory
+/// at `ahead` as it reads.
 #[inline(always)]
 unsafe fn add_values<S: Simd, P: Plain, const N: usize, const GROUPS: usize>(
     values: *const u8,
+    ahead: *const u8,
     dim: usize,
     d: usize,
     seen: &Range<usize>,
@@ -293,6 +329,8 @@ unsafe fn add_values<S: Simd, P: Plain, const N: usize, const GROUPS: usize>(
     let weights = q.scores.as_ptr();
     let mut sums = [[[S::splat(0.0); MAX_VECTORS]; GROUPS]; N];
     for p in seen.clone() {
+        let round = GROUPS * LANES * P::BYTES;
+        prefetch_lines::<S>(ahead.wrapping_add(d * TILE * P::BYTES + p * round), round);
         for group in 0..GROUPS {
             for v in 0..LANES / S::ROWS {
                 let value = P::load::<S>(values.add((p * dim + d + group * LANES + v * S::ROWS) * P::BYTES));

@@ -58,6 +58,19 @@ pub fn sum(mut lanes: Lanes) -> f32 {
     lanes[0]
 }
 
+/// The largest of all lanes.
+#[inline(always)]
+pub fn max(mut lanes: Lanes) -> f32 {
+    let mut half = LANES / 2;
+    while half > 0 {
+        for i in 0..half {
+            lanes[i] = lanes[i].max(lanes[i + half]);
+        }
+        half /= 2;
+    }
+    lanes[0]
+}
+
 /// The sum of squares; element i goes to lane i mod LANES.
 #[inline(always)]
 pub fn sum_of_squares(x: &[f32]) -> f32 {
@@ -104,6 +117,8 @@ mod tests {
     fn reductions_count_every_element() {
         for n in 0..50 {
             let x: Vec<f32> = (0..n).map(|i| i as f32).collect();
+            let padded = std::array::from_fn(|i| x.get(i).copied().unwrap_or(0.0));
+            assert_eq!(max(padded), x.iter().take(LANES).fold(0.0, |max, v| v.max(max)));
             assert_eq!(sum_of_squares(&x), x.iter().map(|v| v * v).sum::<f32>());
         }
     }

@@ -413,7 +413,10 @@ impl AttentionCase {
                 out: &mut out,
                 scores: &mut scores,
             };
-            (table.attend)(&AttentionTile { keys, values, softcap: self.softcap }, &mut queries);
+            (table.attend)(
+                &AttentionTile { keys, values, next_keys: (t == 0).then_some(values), softcap: self.softcap },
+                &mut queries,
+            );
         }
         out.chunks_mut(self.dim).zip(sum).for_each(|(out, sum)| out.iter_mut().for_each(|v| *v /= sum));
         out
