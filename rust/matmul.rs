@@ -53,7 +53,7 @@ pub fn matmul(crew: &Crew, kernels: &Kernels, x: &Activations, products: &mut [P
                 // SAFETY: each panel belongs to one chunk, which takes its rows of every column.
                 let out = unsafe { out.part(c * weight.rows + rows.start..c * weight.rows + rows.end) };
                 for (out, lanes) in out.chunks_mut(PANEL).zip(lanes.iter().skip(c).step_by(n)) {
-                    match out.as_mut_array() {
+                    match out.first_chunk_mut() {
                         Some(out) => *out = *lanes,
                         None => out.copy_from_slice(&lanes[..out.len()]), // the last rows
                     }
