@@ -115,6 +115,59 @@ def test_forks_go_their_own_ways() -> None:
     expect(session, [1, 2, 40, 41])
 
 
+def test_progress_of_a_long_prompt() -> None:
+    n = 2 * PREFILL_CHUNK + 5
+    seen: list[tuple[int, int]] = []
+    session = make_session(make_engine())
+    session.feed(some_ids(n), lambda done, total: seen.append((done, total)))
+    assert seen == [(done, n) for done in (0, PREFILL_CHUNK, 2 * PREFILL_CHUNK, n)]
+    seen.clear()
+    session.sample([1], FakeSampler(), lambda done, total: seen.append((done, total)))
+    assert seen == [(0, 1), (1, 1)]
+
+
+def test_an_error_of_the_progress_leaves_the_session_as_it_was() -> None:
+    def stop(done: int, _total: int) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    session = make_session(make_engine())
+    session.feed([1, 2])
+    for n in (3, PREFILL_CHUNK + 3):
+        with pytest.raises(KeyboardInterrupt):
+            session.feed(some_ids(n), stop)
+        expect(session, [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted", "kept"),
+    [
+        ([], [1, 2], 0),
+        ([1, 2], [1, 2, 3], 2),
+        ([1, 2, 3], [1, 2, 9, 9], 2),
+        ([1, 2, 3], [1, 2, 3], 2),
+        ([1, 2, 3], [1], 0),
+        ([1, 2], [5, 6], 0),
+        ([1, 2], [], 0),
+    ],
+)
+def test_keep_common(held: list[int], wanted: list[int], kept: int) -> None:
+    session = make_session(make_engine())
+    session.feed(held)
+    assert session.keep_common(wanted) == kept
+    expect(session, wanted[:kept])
+
+
+def test_keep_common_of_a_window_that_has_moved_on() -> None:
+    session = make_session(make_engine(window=True))
+    session.feed([1, 2, 3])
+    for token in (4, 5, 6):
+        session.feed([token])
+    assert session.keep_common([1, 2, 3, 4, 5, 6, 7]) == 6
+    assert session.keep_common([1, 2, 9]) == 0  # the snapshot from before the prompt
+    expect(session, [])
+
+
 @pytest.mark.parametrize("window", [False, True])
 def test_sample(window: bool) -> None:
     session = make_session(make_engine(window=window))
@@ -309,6 +362,33 @@ def test_nothing_to_say() -> None:
 
 def test_logprobs() -> None:
     assert generate(make_stream([0], max_tokens=3, logprobs=True)).logprobs == [-0.5] * 3
+
+
+def test_a_session_is_not_fed_again_what_it_holds() -> None:
+    engine = make_engine()
+    session, tokenizer = make_session(engine), FakeTokenizer(WORDS, end_ids=[8])
+
+    def answer(prompt: list[int]) -> Any:
+        return generate(TextStream(session, tokenizer, FakeSampler(), prompt, GenerationConfig(max_tokens=3)))
+
+    first = answer([0, 1])
+    assert (first.ids, first.reused) == ([2, 3, 4], 0)
+    engine.sizes.clear()
+    second = answer([0, 1, 2, 3, 4, 5])
+    assert (second.ids, second.reused) == ([6, 7], 4)  # the last id of an answer is not fed
+    assert engine.sizes[0] == 2
+    third = answer([0, 1, 3])
+    assert (third.ids, third.reused) == ([4, 5, 6], 2)
+    assert third.prompt_ids == [0, 1, 3]
+
+
+def test_progress_follows_the_prompt_only() -> None:
+    seen: list[tuple[int, int]] = []
+    session, tokenizer = make_session(make_engine()), FakeTokenizer(WORDS, end_ids=[8])
+    config = GenerationConfig(max_tokens=3)
+    progress = lambda done, total: seen.append((done, total))  # noqa: E731
+    generate(TextStream(session, tokenizer, FakeSampler(), [0, 1], config, progress=progress))
+    assert seen == [(0, 2), (2, 2)]
 
 
 def test_an_empty_prompt_is_refused() -> None:

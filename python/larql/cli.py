@@ -155,11 +155,12 @@ def generate(
         loaded = load(
             model, threads=threads, context=ctx, precision=precision.value, cache=not no_cache, progress=progress
         )
-    stream = loaded.stream(text, config)
-    if as_json:
-        typer.echo(json.dumps(_as_data("".join(stream), stream, loaded)))
-    else:
-        _print_pieces(stream)
+    with ProgressBar("reading the prompt", unit="tokens", after=1.0) as progress:
+        stream = loaded.stream(text, config, progress=progress)
+        if as_json:
+            typer.echo(json.dumps(_as_data("".join(stream), stream, loaded)))
+        else:
+            _print_pieces(stream)
     if verbose:
         typer.echo(_timing_line(stream, loaded), err=True)
 

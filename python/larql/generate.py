@@ -12,7 +12,7 @@ from larql.errors import ContextError, InputError
 
 if TYPE_CHECKING:
     from larql._core import Sampler
-    from larql.session import Session
+    from larql.session import FeedProgress, Session
     from larql.tokenizer import Tokenizer
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -62,7 +62,7 @@ class Timings:
 
     load_s: float  # opening the model
     ttft_s: float  # from the start of the prefill to the first token
-    prefill_tok_s: float  # prompt tokens
+    prefill_tok_s: float  # prompt tokens that were not reused
     decode_tok_s: float | None  # tokens after the first; None when there are none
 
 
@@ -76,18 +76,24 @@ class Generation:
     finish_reason: FinishReason
     timings: Timings
     logprobs: list[float] | None  # one for each id, when asked for
+    reused: int = 0  # tokens of the prompt that the session held already
 
 
 def generate_ids(
-    session: Session, prompt_ids: Sequence[int], sampler: Sampler, end_ids: Collection[int], limit: int
+    session: Session,
+    prompt_ids: Sequence[int],
+    sampler: Sampler,
+    end_ids: Collection[int],
+    limit: int,
+    progress: FeedProgress | None = None,
 ) -> Iterator[int]:
     """Feeds the prompt and yields at most `limit` ids; an end token ends them and is left out.
 
-    The last id is not fed to the session.
+    The last id is not fed to the session. `progress` follows the prompt.
     """
     new = prompt_ids
-    for _ in range(limit):
-        token = session.sample(new, sampler)
+    for i in range(limit):
+        token = session.sample(new, sampler, None if i else progress)
         if token in end_ids:
             return
         yield token
@@ -96,7 +102,7 @@ def generate_ids(
 
 class TextStream(Iterator[str]):
     """Yields text as it becomes certain, and knows the rest: ids so far, log-probabilities, and at the end why it
-    ended and how long it took.
+    ended and how long it took. What the session holds of the prompt's beginning is not computed again.
 
     Raises InputError for an empty prompt and ContextError for one that leaves no room for an answer.
     """
@@ -110,10 +116,11 @@ class TextStream(Iterator[str]):
         config: GenerationConfig,
         *,
         load_s: float = 0.0,
+        progress: FeedProgress | None = None,
     ) -> None:
         if not prompt_ids:
             raise InputError("the prompt has no tokens; give at least one")
-        needed = len(session) + len(prompt_ids) + 1
+        needed = len(prompt_ids) + 1
         if needed > session.context:
             raise ContextError(
                 f"the prompt and one token to generate need {needed} tokens; the context holds {session.context}",
@@ -121,12 +128,14 @@ class TextStream(Iterator[str]):
                 session.context,
             )
         self.prompt_ids = list(prompt_ids)
+        self.reused = session.keep_common(prompt_ids)
         self.ids: list[int] = []
         self.logprobs: list[float] | None = [] if config.logprobs else None
         self.finish_reason: FinishReason | None = None
         self._sampler = sampler
         self._limit = min(config.max_tokens, session.context - needed + 1)
-        self._tokens = generate_ids(session, self.prompt_ids, sampler, tokenizer.end_ids, self._limit)
+        new = self.prompt_ids[self.reused :]
+        self._tokens = generate_ids(session, new, sampler, tokenizer.end_ids, self._limit, progress)
         self._decoder = tokenizer.stream(continued=True)
         self._stops = StopStrings(tuple(config.stop))
         self._load_s = load_s
@@ -143,7 +152,7 @@ class TextStream(Iterator[str]):
         return Timings(
             load_s=self._load_s,
             ttft_s=self._first_s,
-            prefill_tok_s=len(self.prompt_ids) / self._first_s if self._first_s else 0.0,
+            prefill_tok_s=(len(self.prompt_ids) - self.reused) / self._first_s if self._first_s else 0.0,
             decode_tok_s=steps / decode_s if steps > 0 and decode_s > 0 else None,
         )
 
@@ -177,7 +186,9 @@ def generate(stream: TextStream) -> Generation:
     """Runs a stream to its end."""
     text = "".join(stream)
     assert stream.finish_reason is not None
-    return Generation(text, stream.ids, stream.prompt_ids, stream.finish_reason, stream.timings, stream.logprobs)
+    return Generation(
+        text, stream.ids, stream.prompt_ids, stream.finish_reason, stream.timings, stream.logprobs, stream.reused
+    )
 
 
 class StopStrings:

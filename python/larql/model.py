@@ -15,7 +15,7 @@ from larql._core import Sampler
 from larql.errors import ContextError, InputError
 from larql.generate import Generation, GenerationConfig, TextStream, generate
 from larql.model_file import ModelFile, Progress, make_engine
-from larql.session import Session, plain_ids
+from larql.session import FeedProgress, Session, plain_ids
 from larql.source import open_model
 
 _LOGITS_CHUNK = 64  # tokens in one forward that returns all logits: 67 MB for a vocabulary of 262,144
@@ -75,15 +75,33 @@ class Model:
         return self.tokenizer.decode(ids)
 
     def generate(
-        self, prompt: str | Iterable[int], config: GenerationConfig | None = None, **options: Any
+        self,
+        prompt: str | Iterable[int],
+        config: GenerationConfig | None = None,
+        *,
+        session: Session | None = None,
+        progress: FeedProgress | None = None,
+        **options: Any,
     ) -> Generation:
         """Continues a text or ids. `options` are fields of GenerationConfig and go before those of `config`.
 
+        `session` may hold an earlier prompt and its answer: what it has in common with the beginning of this one is not
+        computed again, the rest of it is forgotten, and the text is the same as without it. `progress` is told, while the
+        prompt is computed, how many of its tokens are done and how many there are.
+
         Raises InputError for an empty prompt or a bad option, ContextError for a prompt that is too long.
         """
-        return generate(self.stream(prompt, config, **options))
+        return generate(self.stream(prompt, config, session=session, progress=progress, **options))
 
-    def stream(self, prompt: str | Iterable[int], config: GenerationConfig | None = None, **options: Any) -> TextStream:
+    def stream(
+        self,
+        prompt: str | Iterable[int],
+        config: GenerationConfig | None = None,
+        *,
+        session: Session | None = None,
+        progress: FeedProgress | None = None,
+        **options: Any,
+    ) -> TextStream:
         """Like `generate`, but yields pieces of text as they come; the rest is on the stream."""
         config = replace(config or GenerationConfig(), **options)
         prompt_ids = self._ids(prompt)
@@ -97,7 +115,11 @@ class Model:
             logprobs=config.logprobs,
         )
         sampler.observe(prompt_ids)
-        return TextStream(self.session(), self.tokenizer, sampler, prompt_ids, config, load_s=self.load_s)
+        if session is None:
+            session = self.session()
+        return TextStream(
+            session, self.tokenizer, sampler, prompt_ids, config, load_s=self.load_s, progress=progress
+        )
 
     def logits(self, ids: str | Iterable[int]) -> NDArray[np.float32]:
         """The logits [tokens, vocab] after each token. Raises InputError for no tokens, ContextError for too many."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -11,21 +12,29 @@ if TYPE_CHECKING:
 
 
 class ProgressBar:
-    """Shown from the first call on, which is told bytes done and bytes in all, until all is done or the block ends."""
+    """Told what is done and what there is in all; shown until all is done or the block ends.
 
-    def __init__(self, title: str) -> None:
+    It counts bytes, or what `unit` names, and does not appear in the first `after` seconds.
+    """
+
+    def __init__(self, title: str, *, unit: str | None = None, after: float = 0.0) -> None:
         self._title = title
+        self._unit = unit
+        self._after = after
+        self._start: float | None = None
         self._bar: Progress | None = None
 
     def __enter__(self) -> ProgressBar:
         return self
 
     def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        self._start = now if self._start is None else self._start
         if done >= total:
             self._stop()
-        elif sys.stderr.isatty():
+        elif sys.stderr.isatty() and now - self._start >= self._after:
             if self._bar is None:
-                self._bar = _new_bar()
+                self._bar = _new_bar(self._unit)
                 self._bar.add_task(self._title)
                 self._bar.start()
             self._bar.update(self._bar.task_ids[0], completed=done, total=total)
@@ -41,9 +50,10 @@ class ProgressBar:
             self._bar = None
 
 
-def _new_bar() -> Progress:
+def _new_bar(unit: str | None) -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    count = TextColumn(f"{{task.completed}}/{{task.total}} {unit}") if unit else DownloadColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), count, TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True), transient=True)

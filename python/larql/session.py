@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from larql import _core
 
 Batch = list[tuple["_core.Sequence", int, int, bool]]  # (sequence, position, token, want_logits)
+FeedProgress = Callable[[int, int], None]  # told how many of the new tokens are done, and how many there are
 T = TypeVar("T")
 
 PREFILL_CHUNK = 512  # tokens in one forward: enough to fill the matrix kernels, few enough to keep buffers small
@@ -56,23 +57,39 @@ class Session:
             self._sequence = sequence
         return self._logits
 
-    def feed(self, ids: Iterable[int]) -> None:
-        """Appends tokens.
+    def feed(self, ids: Iterable[int], progress: FeedProgress | None = None) -> None:
+        """Appends tokens. Many are fed in several forwards, and `progress` is called before the first and after each.
 
-        Raises ContextError when they do not fit, and InputError for an id that the model does not have.
+        Raises ContextError when they do not fit, and InputError for an id that the model does not have. What `progress`
+        raises ends the call, too.
         """
         if new := plain_ids(ids):
-            self._logits = _only_row(self._advance(new, self._engine.forward))
+            self._logits = _only_row(self._advance(new, self._engine.forward, progress))
 
-    def sample(self, ids: Iterable[int], sampler: _core.Sampler) -> int:
+    def sample(self, ids: Iterable[int], sampler: _core.Sampler, progress: FeedProgress | None = None) -> int:
         """Appends at least one token, and samples the one that comes next, which is not appended.
 
-        Raises as `feed` does.
+        `progress` and what is raised are as for `feed`.
         """
         new = plain_ids(ids)
         if not new:
             raise InputError("there is no token to continue from")
-        return self._advance(new, lambda batch: self._engine.forward_sample(batch, [sampler]))[0]
+        return self._advance(new, lambda batch: self._engine.forward_sample(batch, [sampler]), progress)[0]
+
+    def keep_common(self, ids: Iterable[int]) -> int:
+        """Keeps the tokens with which `ids` begin, too, and forgets the others; returns how many are kept.
+
+        Never all of `ids`: the last one stays to be fed, so that there are logits after it. A sliding window that has
+        moved past what is needed can make it fewer than the two have in common.
+        """
+        wanted = plain_ids(ids)
+        common = next((i for i, (a, b) in enumerate(zip(self._ids, wanted)) if a != b), min(len(self), len(wanted)))
+        common = max(min(common, len(wanted) - 1), 0)
+        if common < len(self._ids):
+            sequence = self._sequence.fork()
+            kept = sequence.truncate(common)
+            self._sequence, self._ids, self._logits = sequence, self._ids[:kept], None
+        return len(self._ids)
 
     def truncate(self, length: int) -> None:
         """Keeps the first `length` tokens; what a sliding window has dropped of them is computed again."""
@@ -88,7 +105,7 @@ class Session:
         other._ids = list(self._ids)
         return other
 
-    def _advance(self, new: list[int], last_forward: Callable[[Batch], T]) -> T:
+    def _advance(self, new: list[int], last_forward: Callable[[Batch], T], progress: FeedProgress | None) -> T:
         """Appends `new` in chunks; `last_forward` runs the last one, with logits wanted after its last token."""
         held = len(self._ids)
         if held + len(new) > self.context:
@@ -102,8 +119,11 @@ class Session:
         # One forward changes nothing when it fails; of several, the first ones work on a copy.
         sequence = self._sequence.fork() if n_body else self._sequence
         try:
-            self._fill(sequence, held, new[:n_body])
+            tell = (lambda done: progress(done, len(new))) if progress else _nothing
+            tell(0)
+            self._fill(sequence, held, new[:n_body], tell)
             result = last_forward(_batch(sequence, held + n_body, new[n_body:]))
+            tell(len(new))
         except BaseException:
             # An interrupt can arrive when the forward is done but its result is not here yet.
             if len(self._sequence) != held:
@@ -117,13 +137,18 @@ class Session:
         """A copy of the sequence with its first `length` tokens."""
         sequence = self._sequence.fork()
         kept = sequence.truncate(length)
-        self._fill(sequence, kept, self._ids[kept:length])
+        self._fill(sequence, kept, self._ids[kept:length], _nothing)
         return sequence
 
-    def _fill(self, sequence: _core.Sequence, start: int, ids: list[int]) -> None:
+    def _fill(self, sequence: _core.Sequence, start: int, ids: list[int], tell: Callable[[int], None]) -> None:
         for i in range(0, len(ids), PREFILL_CHUNK):
             chunk = ids[i : i + PREFILL_CHUNK]
             self._engine.forward([(sequence, start + i + j, token, False) for j, token in enumerate(chunk)])
+            tell(i + len(chunk))
+
+
+def _nothing(_done: int) -> None:
+    pass
 
 
 def plain_ids(ids: Iterable[int]) -> list[int]:

@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 const DISTANCE_VAR: &str = "LARQL_PREFETCH";
 /// Longest distance: much more than any CPU's caches would keep until it is used.
 const MAX_DISTANCE: usize = 1 << 20;
-/// Measured: see bench/baselines/cpu/DIAGNOSIS-04-prefetch.md.
+/// Measured: see bench/baselines/cpu/DIAGNOSIS-04-roofline.md.
 const DEFAULT_DISTANCE: usize = 8192;
 
 static DISTANCE: LazyLock<std::result::Result<usize, String>> = LazyLock::new(|| {
