@@ -579,3 +579,18 @@ def test_a_long_prompt_is_refused(gemma_path: Path) -> None:
         model.generate([2] * 8)
     with pytest.raises(ContextError, match="9 tokens do not fit in a context of 8"):
         model.logits([2] * 9)
+
+
+def test_a_kept_session_gives_the_text_of_a_cold_start(gemma_path: Path) -> None:
+    model = larql.load(gemma_path, threads=2)
+    story = "The lighthouse keeper wrote every evening what the sea had done. " * 45  # past the window of 512
+    session = model.session()
+    first = model.generate(story, session=session, max_tokens=8)
+    assert first.reused == 0
+    longer = first.prompt_ids + first.ids + model.encode("Then the storm came.", bos=False)
+    warm, cold = (model.generate(longer, session=s, max_tokens=12, logprobs=True) for s in (session, None))
+    assert warm.reused == len(first.prompt_ids) + len(first.ids) - 1
+    assert (warm.text, warm.logprobs) == (cold.text, cold.logprobs)
+    back = model.generate(first.prompt_ids[:400] + [5], session=session, max_tokens=4)
+    assert back.reused <= 400
+    assert back.ids == model.generate(first.prompt_ids[:400] + [5], max_tokens=4).ids

@@ -40,7 +40,8 @@ RUST = {
     "model": "activations attention batch kv_cache ops matmul profile team weights kernels config error",
     "engine": "model attention batch kv_cache profile team weights kernels config error",
     "python": (
-        "engine activations batch kv_cache matmul sampler profile roofline team weights vindex gguf quant kernels config error"
+        "engine activations batch kv_cache matmul sampler profile roofline team weights vindex gguf quant kernels "
+        "config error"
     ),
 }
 

@@ -85,9 +85,9 @@ class Model:
     ) -> Generation:
         """Continues a text or ids. `options` are fields of GenerationConfig and go before those of `config`.
 
-        `session` may hold an earlier prompt and its answer: what it has in common with the beginning of this one is not
-        computed again, the rest of it is forgotten, and the text is the same as without it. `progress` is told, while the
-        prompt is computed, how many of its tokens are done and how many there are.
+        `session` may hold an earlier prompt and its answer: what it has in common with the beginning of this one is
+        not computed again, the rest of it is forgotten, and the text is the same as without it. While the prompt is
+        computed, `progress` is told how many of its tokens are done and how many there are.
 
         Raises InputError for an empty prompt or a bad option, ContextError for a prompt that is too long.
         """
@@ -117,9 +117,7 @@ class Model:
         sampler.observe(prompt_ids)
         if session is None:
             session = self.session()
-        return TextStream(
-            session, self.tokenizer, sampler, prompt_ids, config, load_s=self.load_s, progress=progress
-        )
+        return TextStream(session, self.tokenizer, sampler, prompt_ids, config, load_s=self.load_s, progress=progress)
 
     def logits(self, ids: str | Iterable[int]) -> NDArray[np.float32]:
         """The logits [tokens, vocab] after each token. Raises InputError for no tokens, ContextError for too many."""

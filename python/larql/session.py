@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import operator
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
@@ -82,9 +83,9 @@ class Session:
         Never all of `ids`: the last one stays to be fed, so that there are logits after it. A sliding window that has
         moved past what is needed can make it fewer than the two have in common.
         """
-        wanted = plain_ids(ids)
-        common = next((i for i, (a, b) in enumerate(zip(self._ids, wanted)) if a != b), min(len(self), len(wanted)))
-        common = max(min(common, len(wanted) - 1), 0)
+        wanted = plain_ids(ids)[:-1]
+        pairs = zip(self._ids, wanted, strict=False)
+        common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         if common < len(self._ids):
             sequence = self._sequence.fork()
             kept = sequence.truncate(common)
