@@ -591,6 +591,6 @@ def test_a_kept_session_gives_the_text_of_a_cold_start(gemma_path: Path) -> None
     warm, cold = (model.generate(longer, session=s, max_tokens=12, logprobs=True) for s in (session, None))
     assert warm.reused == len(first.prompt_ids) + len(first.ids) - 1
     assert (warm.text, warm.logprobs) == (cold.text, cold.logprobs)
-    back = model.generate(first.prompt_ids[:400] + [5], session=session, max_tokens=4)
+    back = model.generate([*first.prompt_ids[:400], 5], session=session, max_tokens=4)
     assert back.reused <= 400
-    assert back.ids == model.generate(first.prompt_ids[:400] + [5], max_tokens=4).ids
+    assert back.ids == model.generate([*first.prompt_ids[:400], 5], max_tokens=4).ids
