@@ -222,8 +222,7 @@ impl Forward<'_> {
         };
         let (gate, up) = (&s.gate, &s.up);
         s.inputs.fill(self.crew, self.kernels, gate.len() / width, width, |i, row| {
-            row.copy_from_slice(&gate[i * width..][..width]);
-            apply_gate(row, &up[i * width..][..width]);
+            apply_gate(&gate[i * width..][..width], &up[i * width..][..width], row);
         });
         let mut products = [Product { weight: &w.down_proj, bias: None, out: &mut s.update }];
         matmul(self.crew, self.kernels, &s.inputs, &mut products);

@@ -66,15 +66,20 @@ unsafe fn multiply<S: Simd, P: Plain, const GROUPS: usize>(w: &Panels, x: &[f32]
 
 #[inline(always)]
 unsafe fn multiply_panel<S: Simd, P: Plain, const GROUPS: usize>(w: &Panels, x: &[f32], out: &mut [Lanes]) {
-    let (fours, rest) = out.as_chunks_mut::<4>();
-    for (i, four) in fours.iter_mut().enumerate() {
-        for group in 0..GROUPS {
-            multiply_columns::<S, P, 1, 4>(w, group * S::ROWS, x.as_ptr().add(4 * i * w.cols), four);
-        }
+    let mut first = 0;
+    macro_rules! in_turns_of {
+        ($($n:literal)*) => {$(
+            while let Some(out) = out[first..].first_chunk_mut::<$n>() {
+                for group in 0..GROUPS {
+                    multiply_columns::<S, P, 1, $n>(w, group * S::ROWS, x.as_ptr().add(first * w.cols), out);
+                }
+                first += $n;
+            }
+        )*};
     }
-    let first = 4 * fours.len();
-    for (i, one) in rest.iter_mut().enumerate() {
-        multiply_columns::<S, P, GROUPS, 1>(w, 0, x.as_ptr().add((first + i) * w.cols), std::array::from_mut(one));
+    in_turns_of!(4 2);
+    if let Some(out) = out[first..].first_chunk_mut::<1>() {
+        multiply_columns::<S, P, GROUPS, 1>(w, 0, x.as_ptr().add(first * w.cols), out);
     }
 }
 

@@ -190,20 +190,19 @@ fn rotated(x: f32, y: f32, cos: f32, sin: f32, scale: f32) -> (f32, f32) {
 }
 
 #[inline(always)]
-pub fn gate_silu(gate: &mut [f32], up: &[f32]) {
-    for (g, u) in gate.iter_mut().zip(up) {
-        *g = *g * math::sigmoid(*g) * u;
+pub fn gate_silu(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    for ((g, u), out) in gate.iter().zip(up).zip(out) {
+        *out = g * math::sigmoid(*g) * u;
     }
 }
 
 #[inline(always)]
-pub fn gate_gelu(gate: &mut [f32], up: &[f32]) {
+pub fn gate_gelu(gate: &[f32], up: &[f32], out: &mut [f32]) {
     // x / 2 * (1 + tanh(y)) = x * sigmoid(2y), y = sqrt(2 / pi) * (x + 0.044715 x^3)
     const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769;
-    for (g, u) in gate.iter_mut().zip(up) {
-        let x = *g;
-        let inner = TWICE_SQRT_2_OVER_PI * (0.044_715 * x * x).mul_add(x, x);
-        *g = x * math::sigmoid(inner) * u;
+    for ((x, u), out) in gate.iter().zip(up).zip(out) {
+        let inner = TWICE_SQRT_2_OVER_PI * (0.044_715 * x * x).mul_add(*x, *x);
+        *out = x * math::sigmoid(inner) * u;
     }
 }
 

@@ -40,7 +40,6 @@ pub unsafe fn multiply_tiles<S: Simd, F: Format, const ROWS: usize>(
     n: usize,
     out: &mut [Lanes],
 ) {
-    out.fill([0.0; LANES]);
     let n_groups = w.n_panels() * LANES / S::ROWS;
     let mut first = 0;
     macro_rules! in_turns_of {
@@ -83,10 +82,12 @@ unsafe fn multiply_rows<S: Simd, F: Format, const R: usize>(
             let mut acc = [[S::splat(0.0); R]; TILE];
             let used = TILE.min(n - tile * TILE);
             let at = |c: usize, r: usize| (places[r].0 * n + tile * TILE + c, places[r].1);
-            for c in 0..used {
-                for r in 0..R {
-                    let (i, row) = at(c, r);
-                    acc[c][r] = S::from_f32(out[i][row..].as_ptr().cast());
+            if start > 0 {
+                for c in 0..used {
+                    for r in 0..R {
+                        let (i, row) = at(c, r);
+                        acc[c][r] = S::from_f32(out[i][row..].as_ptr().cast());
+                    }
                 }
             }
             multiply_tile::<S, F, R>(unpacked, n_blocks, x, tile * x.stride + start, &mut acc);
