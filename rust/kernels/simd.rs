@@ -36,8 +36,9 @@ impl Quants {
 /// A vector unit.
 ///
 /// # Safety
-/// Every function may be called only where the CPU has the instruction set, with pointers to as many bytes as it reads,
-/// and must be inlined into a function that is compiled for it: so no closures.
+/// - The associated types are vectors, of which zeros are valid.
+/// - Every function may be called only where the CPU has the instruction set, with pointers to as many bytes as it
+///   reads, and must be inlined into a function that is compiled for it: so no closures.
 pub trait Simd {
     /// Rows of a group.
     const ROWS: usize;

@@ -68,14 +68,14 @@ unsafe fn multiply_rows<S: Simd, F: Format, const R: usize>(
         let row = (first + r) * S::ROWS;
         places[r] = (row / LANES, row % LANES);
     }
-    let mut unpacked = MaybeUninit::<Unpacked<S, R>>::uninit();
+    // Vectors of zeros.
+    let mut unpacked: Unpacked<S, R> = MaybeUninit::zeroed().assume_init();
     for start in (0..w.cols).step_by(GROUP) {
         let n_blocks = GROUP.min(w.cols - start) / F::BLOCK_LEN;
-        let unpacked = &mut *unpacked.as_mut_ptr();
         for b in 0..n_blocks {
             for r in 0..R {
                 let block = w.one(places[r].0).block(start / F::BLOCK_LEN + b).as_ptr();
-                unpack::<S, F, R>(block, places[r].1, b, r, unpacked);
+                unpack::<S, F, R>(block, places[r].1, b, r, &mut unpacked);
             }
         }
         for tile in 0..n.div_ceil(TILE) {
@@ -90,7 +90,7 @@ unsafe fn multiply_rows<S: Simd, F: Format, const R: usize>(
                     }
                 }
             }
-            multiply_tile::<S, F, R>(unpacked, n_blocks, x, tile * x.stride + start, &mut acc);
+            multiply_tile::<S, F, R>(&unpacked, n_blocks, x, tile * x.stride + start, &mut acc);
             for c in 0..used {
                 for r in 0..R {
                     let (i, row) = at(c, r);
