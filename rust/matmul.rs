@@ -7,10 +7,8 @@ use crate::team::{Crew, Shared};
 use crate::weights::Weight;
 use std::ops::Range;
 
-/// Panels of the smallest chunk of work.
-const MIN_CHUNK: usize = 2;
-/// Panels that a kernel gets at once: as many as its tiles can use.
-const AT_ONCE: usize = 4;
+/// Panels that a kernel gets at once, as many as its tiles can use; chunks are multiples of it.
+const AT_ONCE: usize = 3;
 /// Percent of the work that is in the long chunks.
 const LONG_SHARE: usize = 85;
 
@@ -75,7 +73,7 @@ fn guided_chunks(n: usize, n_threads: usize) -> Vec<Range<usize>> {
     while start < n {
         let rest = n - start;
         let len = if chunks.len() < n_threads { n * LONG_SHARE / 100 / n_threads } else { rest / (2 * n_threads) };
-        let len = len.max(MIN_CHUNK).min(rest);
+        let len = len.max(1).next_multiple_of(AT_ONCE).min(rest);
         chunks.push(start..start + len);
         start += len;
     }
@@ -101,9 +99,9 @@ mod tests {
                 let chunks = guided_chunks(n, n_threads);
                 assert_eq!(chunks.iter().map(Range::len).sum::<usize>(), n);
                 assert!(chunks.windows(2).all(|pair| pair[0].end == pair[1].start && pair[0].len() >= pair[1].len()));
-                assert!(
-                    chunks.first().is_none_or(|first| first.start == 0 && first.len() <= n.div_ceil(n_threads).max(2))
-                );
+                assert!(chunks.first().is_none_or(
+                    |first| first.start == 0 && first.len() <= n.div_ceil(n_threads).next_multiple_of(AT_ONCE)
+                ));
             }
         }
     }

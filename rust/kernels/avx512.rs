@@ -15,7 +15,7 @@ use std::arch::x86_64::*;
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub fn matmul_int8(w: &Panels, x: &QuantisedRows, out: &mut [Lanes]) {
     // SAFETY: this function is compiled for the instruction set.
-    unsafe { packed::matmul_int8::<Avx512, 1, 8, 4>(w, x, out) }
+    unsafe { packed::matmul_int8::<Avx512, 1, 8, 3>(w, x, out) }
 }
 
 /// See `scalar::matmul_f32`.

@@ -50,7 +50,7 @@ pub unsafe fn multiply_tiles<S: Simd, F: Format, const ROWS: usize>(
             }
         )*};
     }
-    in_turns_of!(4 2 1);
+    in_turns_of!(3 2 1);
 }
 
 /// R groups of rows from `first` on, counted over all panels, times all columns.
