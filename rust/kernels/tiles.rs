@@ -10,6 +10,7 @@
 use super::formats::{Format, sub_quants};
 use super::int8::{GROUP, QUANT_BLOCK, QuantisedTiles, SUM_BLOCK, TILE};
 use super::math::{LANES, Lanes};
+use super::packed::prefetch_lines;
 use super::panel_block::Panels;
 use super::simd::Simd;
 use std::hint::black_box;
@@ -78,7 +79,17 @@ unsafe fn multiply_rows<S: Simd, F: Format, const R: usize>(
                 unpack::<S, F, R>(block, places[r].1, b, r, &mut unpacked);
             }
         }
-        for tile in 0..n.div_ceil(TILE) {
+        let n_tiles = n.div_ceil(TILE);
+        // While the tiles are multiplied, the weights of the next group are asked for, a share with each tile.
+        let group_bytes = GROUP / F::BLOCK_LEN * w.block_bytes();
+        let share = group_bytes.div_ceil(n_tiles).next_multiple_of(64);
+        for tile in 0..n_tiles {
+            if tile * share < group_bytes {
+                for r in 0..R {
+                    let next = w.bytes.as_ptr().wrapping_add(next_group::<F>(w, places[r].0, start) + tile * share);
+                    prefetch_lines::<S>(next, share);
+                }
+            }
             let mut acc = [[S::splat(0.0); R]; TILE];
             let used = TILE.min(n - tile * TILE);
             let at = |c: usize, r: usize| (places[r].0 * n + tile * TILE + c, places[r].1);
@@ -98,6 +109,18 @@ unsafe fn multiply_rows<S: Simd, F: Format, const R: usize>(
                 }
             }
         }
+    }
+}
+
+/// Where the group of columns lies that follows the one at `start` of a panel: in the same panel, or at the beginning of
+/// what is multiplied after it.
+#[inline(always)]
+fn next_group<F: Format>(w: &Panels, panel: usize, start: usize) -> usize {
+    let panel_bytes = w.cols / F::BLOCK_LEN * w.block_bytes();
+    if start + GROUP < w.cols {
+        panel * panel_bytes + (start + GROUP) / F::BLOCK_LEN * w.block_bytes()
+    } else {
+        (panel + w.n_panels()) * panel_bytes
     }
 }
 
