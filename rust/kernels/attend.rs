@@ -9,8 +9,8 @@
 #![allow(clippy::needless_range_loop)] // loops over lanes, queries and positions read best by index
 
 use super::math::{self, LANES, Lanes};
-use super::packed::prefetch_lines;
 use super::plain::{F16, F32, Plain};
+use super::prefetch::prefetch_lines;
 use super::simd::Simd;
 use crate::quant::blocks::f16_to_f32;
 use half::f16;
@@ -292,7 +292,7 @@ unsafe fn score<S: Simd, P: Plain, const N: usize, const GROUPS: usize>(
     let mut sums = [[[S::splat(0.0); MAX_VECTORS]; GROUPS]; N];
     for d in (0..dim).step_by(UNROLLED) {
         let round = GROUPS * UNROLLED * LANES * P::BYTES;
-        prefetch_lines::<S>(ahead.wrapping_add(d / UNROLLED * round), round);
+        prefetch_lines(ahead.wrapping_add(d / UNROLLED * round), round);
         for d in d..d + UNROLLED {
             for group in 0..GROUPS {
                 for v in 0..LANES / S::ROWS {
@@ -330,7 +330,7 @@ unsafe fn add_values<S: Simd, P: Plain, const N: usize, const GROUPS: usize>(
     let mut sums = [[[S::splat(0.0); MAX_VECTORS]; GROUPS]; N];
     for p in seen.clone() {
         let round = GROUPS * LANES * P::BYTES;
-        prefetch_lines::<S>(ahead.wrapping_add(d * TILE * P::BYTES + p * round), round);
+        prefetch_lines(ahead.wrapping_add(d * TILE * P::BYTES + p * round), round);
         for group in 0..GROUPS {
             for v in 0..LANES / S::ROWS {
                 let value = P::load::<S>(values.add((p * dim + d + group * LANES + v * S::ROWS) * P::BYTES));

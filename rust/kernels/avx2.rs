@@ -186,9 +186,4 @@ impl Simd for Avx2 {
     unsafe fn store(a: __m256, to: *mut f32) {
         _mm256_storeu_ps(to, a)
     }
-
-    #[inline(always)]
-    unsafe fn prefetch(at: *const u8) {
-        _mm_prefetch::<_MM_HINT_T0>(at.cast())
-    }
 }

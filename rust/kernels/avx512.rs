@@ -179,9 +179,4 @@ impl Simd for Avx512 {
     unsafe fn store(a: __m512, to: *mut f32) {
         _mm512_storeu_ps(to, a)
     }
-
-    #[inline(always)]
-    unsafe fn prefetch(at: *const u8) {
-        _mm_prefetch::<_MM_HINT_T0>(at.cast())
-    }
 }

@@ -15,7 +15,7 @@ pub const SUM_BLOCK: usize = 16;
 pub const N_APART: usize = 2;
 
 /// Columns that lie side by side for products with many.
-pub const TILE: usize = 4;
+pub const COLUMN_TILE: usize = 4;
 
 /// An element that stays in f32; its quant is 0.
 #[derive(Clone, Copy, Default, Debug, PartialEq)]
@@ -60,24 +60,24 @@ pub struct QuantisedRows<'a> {
     pub tiles: Option<QuantisedTiles<'a>>,
 }
 
-/// Columns of activations in int8, TILE side by side; zeros fill the last tile up.
+/// Columns of activations in int8, COLUMN_TILE side by side; zeros fill the last tile up.
 #[derive(Clone, Copy)]
 pub struct QuantisedTiles<'a> {
     /// Elements of one padded column.
     pub stride: usize,
     /// [tiles, stride / 4]: four elements of each column
-    pub quants: &'a [[[i8; 4]; TILE]],
+    pub quants: &'a [[[i8; 4]; COLUMN_TILE]],
     /// [tiles, stride / QUANT_BLOCK]
-    pub scales: &'a [[f32; TILE]],
+    pub scales: &'a [[f32; COLUMN_TILE]],
     /// [tiles, stride / QUANT_BLOCK]
-    pub sums: &'a [[f32; TILE]],
+    pub sums: &'a [[f32; COLUMN_TILE]],
     /// [tiles, stride / SUM_BLOCK]
-    pub pair_sums: &'a [[[i16; 2]; TILE]],
+    pub pair_sums: &'a [[[i16; 2]; COLUMN_TILE]],
 }
 
-/// Lays at most TILE columns side by side, and zeros where there are fewer. All have the length of `tile`.
-pub fn interleave<T: Copy + Default>(columns: &[&[T]], tile: &mut [[T; TILE]]) {
-    for c in 0..TILE {
+/// Lays at most COLUMN_TILE columns side by side, and zeros where there are fewer. All have the length of `tile`.
+pub fn interleave<T: Copy + Default>(columns: &[&[T]], tile: &mut [[T; COLUMN_TILE]]) {
+    for c in 0..COLUMN_TILE {
         match columns.get(c) {
             Some(column) => tile.iter_mut().zip(*column).for_each(|(to, from)| to[c] = *from),
             None => tile.iter_mut().for_each(|to| to[c] = T::default()),

@@ -24,8 +24,7 @@ mod tests;
 
 pub use attend::{AttentionQueries, AttentionTile, Stored, TILE};
 pub use int8::{
-    Apart, GROUP, N_APART, QUANT_BLOCK, QuantisedRow, QuantisedRows, QuantisedTiles, SUM_BLOCK, TILE as COLUMN_TILE,
-    interleave,
+    Apart, COLUMN_TILE, GROUP, N_APART, QUANT_BLOCK, QuantisedRow, QuantisedRows, QuantisedTiles, SUM_BLOCK, interleave,
 };
 pub use math::LANES;
 use math::Lanes;

@@ -20,7 +20,7 @@
 #![allow(clippy::needless_range_loop)] // loops over lanes, groups and columns read best by index
 
 use super::formats::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, sub_quants};
-use super::int8::{QUANT_BLOCK, QuantisedRows, SUM_BLOCK, TILE};
+use super::int8::{COLUMN_TILE, QUANT_BLOCK, QuantisedRows, SUM_BLOCK};
 use super::math::{LANES, Lanes};
 use super::panel_block::{Panels, add_apart};
 use super::prefetch;
@@ -64,9 +64,9 @@ unsafe fn multiply<S: Simd, F: Format, const GROUPS: usize, const FEW: usize, co
     assert!(n * x.stride / QUANT_BLOCK <= x.scales.len().min(x.sums.len()));
     assert!(n * x.stride / SUM_BLOCK <= x.pair_sums.len());
     if let Some(tiles) = &x.tiles {
-        assert!(tiles.stride >= w.cols && tiles.quants.len() * 4 >= n.div_ceil(TILE) * tiles.stride);
-        assert!(tiles.scales.len().min(tiles.sums.len()) * QUANT_BLOCK >= n.div_ceil(TILE) * tiles.stride);
-        assert!(tiles.pair_sums.len() * SUM_BLOCK >= n.div_ceil(TILE) * tiles.stride);
+        assert!(tiles.stride >= w.cols && tiles.quants.len() * 4 >= n.div_ceil(COLUMN_TILE) * tiles.stride);
+        assert!(tiles.scales.len().min(tiles.sums.len()) * QUANT_BLOCK >= n.div_ceil(COLUMN_TILE) * tiles.stride);
+        assert!(tiles.pair_sums.len() * SUM_BLOCK >= n.div_ceil(COLUMN_TILE) * tiles.stride);
         multiply_tiles::<S, F, ROWS>(w, tiles, n, out);
     } else {
         for i in 0..w.n_panels() {
@@ -170,7 +170,7 @@ unsafe fn multiply_block<S: Simd, F: Format, const G: usize, const N: usize>(
                     let s = step * F::SUBS_PER_STEP + $sub;
                     if row == 0 {
                         let share = LANES * F::BLOCK_BYTES / (F::BLOCK_LEN / QUANT_BLOCK);
-                        prefetch_lines::<S>(ahead.wrapping_add(s * share), share);
+                        prefetch::prefetch_lines(ahead.wrapping_add(s * share), share);
                     }
                     for g in 0..G {
                         let row = row + g * S::ROWS;
@@ -223,12 +223,4 @@ unsafe fn dot<S: Simd>(
         sums[g * n / 8] = S::add_products(kind, sums[g * n / 8], w[g], S::four(x.add(4 * g)));
     }
     S::finish(kind, sums, scales)
-}
-
-/// Asks for some lines; for a sub-block's share at a time, because a core can wait for few lines at once.
-#[inline(always)]
-pub unsafe fn prefetch_lines<S: Simd>(at: *const u8, bytes: usize) {
-    for line in 0..bytes.div_ceil(64) {
-        S::prefetch(at.wrapping_add(64 * line));
-    }
 }

@@ -1,6 +1,7 @@
 //! Loops that do one thing as fast as the CPU can: what kernels are compared to.
 
 use super::math::{LANES, Lanes};
+use super::prefetch::prefetch_lines;
 use std::array::from_fn;
 use std::hint::black_box;
 
@@ -19,9 +20,7 @@ pub fn read(bytes: &[u8]) -> u64 {
 #[inline(always)]
 pub fn read_prefetched(bytes: &[u8]) -> u64 {
     read_all(bytes, |unit| {
-        for line in 0..READ_UNIT / 64 {
-            prefetch(unit.as_ptr().wrapping_add(PREFETCH_DISTANCE + 64 * line));
-        }
+        prefetch_lines(unit.as_ptr().wrapping_add(PREFETCH_DISTANCE), READ_UNIT);
     })
 }
 
@@ -37,20 +36,6 @@ fn read_all(bytes: &[u8], ahead: impl Fn(&[u8; READ_UNIT])) -> u64 {
         }
     }
     sums.iter().fold(0, |total, sum| total.wrapping_add(*sum))
-}
-
-/// Asks for the cache line at `address`, which may lie outside any object; does nothing where there is no such
-/// instruction.
-#[inline(always)]
-fn prefetch(address: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: SSE belongs to x86-64, and a prefetch of any address has no effect that a program can see.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
 }
 
 /// Runs `rounds` of fused multiply-adds on independent accumulators; returns how many multiply-adds these were.

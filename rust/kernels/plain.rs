@@ -5,10 +5,10 @@
 
 use super::int8::GROUP;
 use super::math::{LANES, Lanes};
-use super::packed::prefetch_lines;
 use super::panel_block::Panels;
+use super::prefetch::{self, prefetch_lines};
+use super::scalar;
 use super::simd::Simd;
-use super::{prefetch, scalar};
 use crate::quant::DType;
 
 /// How weights that are stored as floating point numbers become f32.
@@ -100,7 +100,7 @@ unsafe fn multiply_columns<S: Simd, P: Plain, const G: usize, const N: usize>(
         while k < end {
             let at = w.bytes.as_ptr().add((k * LANES + row) * P::BYTES);
             if row == 0 {
-                prefetch_lines::<S>(at.wrapping_add(distance), 2 * LANES * P::BYTES);
+                prefetch_lines(at.wrapping_add(distance), 2 * LANES * P::BYTES);
             }
             add_weights::<S, P, G, N>(at, x.add(k), w.cols, &mut even);
             if k + 1 < end {

@@ -1,4 +1,4 @@
-//! How far ahead of its use memory is asked for.
+//! Asking for memory ahead of its use, and how far.
 
 use crate::error::{Result, input_error};
 use std::sync::LazyLock;
@@ -30,4 +30,27 @@ pub fn distance() -> usize {
 /// `Error::Input` when the variable is not a distance.
 pub fn check() -> Result<()> {
     DISTANCE.as_ref().map(|_| ()).map_err(|text| input_error!("{text}"))
+}
+
+/// Asks for the cache lines of some bytes, which may lie outside any object. A core can wait for few lines at once, so a
+/// kernel asks for a sub-block's share at a time.
+#[inline(always)]
+pub fn prefetch_lines(at: *const u8, bytes: usize) {
+    for line in 0..bytes.div_ceil(64) {
+        prefetch(at.wrapping_add(64 * line));
+    }
+}
+
+/// Asks for the cache line at `address`, which may lie outside any object; does nothing where there is no such
+/// instruction.
+#[inline(always)]
+fn prefetch(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: SSE belongs to x86-64, and a prefetch of any address has no effect that a program can see.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
 }

@@ -103,6 +103,4 @@ pub trait Simd {
     unsafe fn negated_mul_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
     /// Writes ROWS numbers.
     unsafe fn store(a: Self::Floats, to: *mut f32);
-    /// Asks for the cache line at an address, which may lie outside any object.
-    unsafe fn prefetch(at: *const u8);
 }

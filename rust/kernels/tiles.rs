@@ -1,6 +1,6 @@
 //! Products with many columns: a group of columns of some rows is unpacked once, then multiplied by all activations.
 //!
-//! A tile is some groups of rows times TILE activation columns. Its sums stay in registers, each broadcast of four
+//! A tile is some groups of rows times COLUMN_TILE activation columns. Its sums stay in registers, each broadcast of four
 //! activations meets all groups of rows, and the unpacked weights stay in the innermost cache for all tiles. The
 //! arithmetic, and so every bit, is that of `packed`.
 
@@ -8,10 +8,10 @@
 #![allow(clippy::needless_range_loop)] // loops over rows, groups and columns read best by index
 
 use super::formats::{Format, sub_quants};
-use super::int8::{GROUP, QUANT_BLOCK, QuantisedTiles, SUM_BLOCK, TILE};
+use super::int8::{COLUMN_TILE, GROUP, QUANT_BLOCK, QuantisedTiles, SUM_BLOCK};
 use super::math::{LANES, Lanes};
-use super::packed::prefetch_lines;
 use super::panel_block::Panels;
+use super::prefetch::prefetch_lines;
 use super::simd::Simd;
 use std::hint::black_box;
 use std::mem::MaybeUninit;
@@ -79,7 +79,7 @@ unsafe fn multiply_rows<S: Simd, F: Format, const R: usize>(
                 unpack::<S, F, R>(block, places[r].1, b, r, &mut unpacked);
             }
         }
-        let n_tiles = n.div_ceil(TILE);
+        let n_tiles = n.div_ceil(COLUMN_TILE);
         // While the tiles are multiplied, the weights of the next group are asked for, a share with each tile.
         let group_bytes = GROUP / F::BLOCK_LEN * w.block_bytes();
         let share = group_bytes.div_ceil(n_tiles).next_multiple_of(64);
@@ -87,12 +87,12 @@ unsafe fn multiply_rows<S: Simd, F: Format, const R: usize>(
             if tile * share < group_bytes {
                 for r in 0..R {
                     let next = w.bytes.as_ptr().wrapping_add(next_group::<F>(w, places[r].0, start) + tile * share);
-                    prefetch_lines::<S>(next, share);
+                    prefetch_lines(next, share);
                 }
             }
-            let mut acc = [[S::splat(0.0); R]; TILE];
-            let used = TILE.min(n - tile * TILE);
-            let at = |c: usize, r: usize| (places[r].0 * n + tile * TILE + c, places[r].1);
+            let mut acc = [[S::splat(0.0); R]; COLUMN_TILE];
+            let used = COLUMN_TILE.min(n - tile * COLUMN_TILE);
+            let at = |c: usize, r: usize| (places[r].0 * n + tile * COLUMN_TILE + c, places[r].1);
             if start > 0 {
                 for c in 0..used {
                     for r in 0..R {
@@ -166,7 +166,7 @@ unsafe fn multiply_tile<S: Simd, F: Format, const R: usize>(
     n_blocks: usize,
     x: &QuantisedTiles,
     at: usize,
-    acc: &mut [[S::Floats; R]; TILE],
+    acc: &mut [[S::Floats; R]; COLUMN_TILE],
 ) {
     let n_subs = F::BLOCK_LEN / QUANT_BLOCK;
     let quants = x.quants.as_ptr().add(at / 4);
@@ -174,10 +174,10 @@ unsafe fn multiply_tile<S: Simd, F: Format, const R: usize>(
     let scales = x.scales.as_ptr().add(at / QUANT_BLOCK);
     let x_sums = x.sums.as_ptr().add(at / QUANT_BLOCK);
     for b in 0..n_blocks {
-        let mut products = [[S::splat(0.0); R]; TILE];
+        let mut products = [[S::splat(0.0); R]; COLUMN_TILE];
         for s in b * n_subs..(b + 1) * n_subs {
             let sums = sub_block_sums::<S, F, R>(w, s, quants.add(8 * s), pairs.add(2 * s));
-            for c in 0..TILE {
+            for c in 0..COLUMN_TILE {
                 let scale = S::splat((*scales.add(s))[c]);
                 for r in 0..R {
                     products[c][r] =
@@ -185,22 +185,22 @@ unsafe fn multiply_tile<S: Simd, F: Format, const R: usize>(
                 }
             }
         }
-        for c in 0..TILE {
+        for c in 0..COLUMN_TILE {
             for r in 0..R {
                 acc[c][r] = S::mul_add(w.d[b][r], products[c][r], acc[c][r]);
             }
         }
         if F::HAS_MIN {
-            let mut mins = [[S::splat(0.0); R]; TILE];
+            let mut mins = [[S::splat(0.0); R]; COLUMN_TILE];
             for s in b * n_subs..(b + 1) * n_subs {
-                for c in 0..TILE {
+                for c in 0..COLUMN_TILE {
                     let sum = S::splat((*x_sums.add(s))[c]);
                     for r in 0..R {
                         mins[c][r] = S::mul_add(sum, w.mins[s][r], mins[c][r]);
                     }
                 }
             }
-            for c in 0..TILE {
+            for c in 0..COLUMN_TILE {
                 for r in 0..R {
                     acc[c][r] = S::negated_mul_add(w.m[b][r], mins[c][r], acc[c][r]);
                 }
@@ -214,16 +214,16 @@ unsafe fn multiply_tile<S: Simd, F: Format, const R: usize>(
 unsafe fn sub_block_sums<S: Simd, F: Format, const R: usize>(
     w: &Unpacked<S, R>,
     s: usize,
-    x: *const [[i8; 4]; TILE],
-    pairs: *const [[i16; 2]; TILE],
-) -> [[[S::Sum; 2]; R]; TILE] {
+    x: *const [[i8; 4]; COLUMN_TILE],
+    pairs: *const [[i16; 2]; COLUMN_TILE],
+) -> [[[S::Sum; 2]; R]; COLUMN_TILE] {
     let halves = S::n_sums(F::QUANTS);
     let zero = S::start(F::QUANTS, pairs.cast(), 1, 0);
-    let mut all = [[[zero; 2]; R]; TILE];
+    let mut all = [[[zero; 2]; R]; COLUMN_TILE];
     for half in 0..halves {
-        let mut sums = [[zero; R]; TILE];
-        for c in 0..TILE {
-            let start = S::start(F::QUANTS, &raw const (*pairs.add(half))[c], TILE, 2 / halves);
+        let mut sums = [[zero; R]; COLUMN_TILE];
+        for c in 0..COLUMN_TILE {
+            let start = S::start(F::QUANTS, &raw const (*pairs.add(half))[c], COLUMN_TILE, 2 / halves);
             for r in 0..R {
                 sums[c][r] = start;
             }
@@ -233,14 +233,14 @@ unsafe fn sub_block_sums<S: Simd, F: Format, const R: usize>(
         for g in 0..n_units {
             let units = &w.quants[s][half * 8 / halves + g];
             let fours = x.add(half * 8 / halves + g);
-            for c in 0..TILE {
+            for c in 0..COLUMN_TILE {
                 let four = S::four((*fours)[c].as_ptr());
                 for r in 0..R {
                     sums[c][r] = S::add_products(F::QUANTS, sums[c][r], units[r], four);
                 }
             }
         }
-        for c in 0..TILE {
+        for c in 0..COLUMN_TILE {
             for r in 0..R {
                 all[c][r][half] = sums[c][r];
             }
