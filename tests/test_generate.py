@@ -594,3 +594,9 @@ def test_a_kept_session_gives_the_text_of_a_cold_start(gemma_path: Path) -> None
     back = model.generate([*first.prompt_ids[:400], 5], session=session, max_tokens=4)
     assert back.reused <= 400
     assert back.ids == model.generate([*first.prompt_ids[:400], 5], max_tokens=4).ids
+
+
+def test_a_session_of_another_model_is_refused(smollm_path: Path) -> None:
+    model, other = (larql.load(smollm_path, threads=1) for _ in range(2))
+    with pytest.raises(InputError, match="the session belongs to another model"):
+        model.generate("Once", session=other.session(), max_tokens=1)

@@ -117,6 +117,8 @@ class Model:
         sampler.observe(prompt_ids)
         if session is None:
             session = self.session()
+        elif not session.belongs_to(self.engine):
+            raise InputError("the session belongs to another model; make one with this model's session()")
         return TextStream(session, self.tokenizer, sampler, prompt_ids, config, load_s=self.load_s, progress=progress)
 
     def logits(self, ids: str | Iterable[int]) -> NDArray[np.float32]:

@@ -32,6 +32,10 @@ class Session:
         self._ids: list[int] = []
         self._logits: NDArray[np.float32] | None = None
 
+    def belongs_to(self, engine: _core.Engine) -> bool:
+        """Whether the session was made for this engine."""
+        return self._engine is engine
+
     def __len__(self) -> int:
         """Tokens fed."""
         return len(self._ids)
