@@ -97,6 +97,19 @@ impl Activations {
         self.int8.as_ref().map(Int8::rows)
     }
 
+    /// Columns of `width` elements to be written by the caller, who then calls `quantise`. What is there is of any length.
+    pub fn values_mut(&mut self, width: usize) -> &mut Vec<f32> {
+        self.width = width;
+        &mut self.values
+    }
+
+    /// Makes the quantised copies of what `values_mut` was given.
+    pub fn quantise(&mut self, crew: &Crew, kernels: &Kernels) {
+        if self.int8.is_some() {
+            self.fill(crew, kernels, self.columns(), self.width, |_, _| ());
+        }
+    }
+
     /// Takes `n` columns of `width` elements, column c written by `f(c, ..)`.
     pub fn fill(
         &mut self,

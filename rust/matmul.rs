@@ -12,14 +12,29 @@ const AT_ONCE: usize = 3;
 /// Percent of the work that is in the long chunks.
 const LONG_SHARE: usize = 85;
 
-/// One product: `out` [columns, rows] = activations times `weight`, plus `bias`.
+/// One product: `out` [columns, rows] = activations times `weight`, and what is done to it while it is at hand.
 pub struct Product<'a> {
     /// The matrix.
     pub weight: &'a Weight,
-    /// One value for each row.
-    pub bias: Option<&'a [f32]>,
+    /// The last step.
+    pub then: Then<'a>,
     /// Resized and overwritten.
     pub out: &'a mut Vec<f32>,
+}
+
+/// What is done to a product.
+pub enum Then<'a> {
+    /// Nothing.
+    Store,
+    /// One value for each row is added.
+    Add(&'a [f32]),
+    /// It is multiplied by a function of another product of the same activations.
+    Gate {
+        /// The other matrix, of the same shape.
+        weight: &'a Weight,
+        /// Multiplies the second argument by the function of the first.
+        apply: fn(&[f32], &mut [f32]),
+    },
 }
 
 /// Multiplies the same activations by several matrices, as one operation.
@@ -31,21 +46,30 @@ pub fn matmul(crew: &Crew, kernels: &Kernels, x: &Activations, products: &mut [P
     for product in products {
         let weight = product.weight;
         assert_eq!(weight.cols, x.width(), "width of the activations");
+        if let Then::Gate { weight: gate, .. } = &product.then {
+            assert_eq!((gate.rows, gate.cols), (weight.rows, weight.cols), "shape of the gate");
+        }
         first_panel.push(first_panel[jobs.len()] + weight.rows.div_ceil(PANEL));
         product.out.resize(n * weight.rows, 0.0);
-        jobs.push((weight, product.bias, Shared::new(product.out)));
+        jobs.push((weight, &product.then, Shared::new(product.out)));
     }
     let chunks = guided_chunks(first_panel[jobs.len()], crew.n_threads());
     crew.run(chunks.len(), &|chunk| {
         let mut lanes = vec![[0.0; PANEL]; AT_ONCE * n];
+        let mut gate_lanes = Vec::new();
         let mut next = chunks[chunk].start;
         while next < chunks[chunk].end {
             let job = first_panel.partition_point(|first| *first <= next) - 1;
             let end = chunks[chunk].end.min(first_panel[job + 1]).min(next + AT_ONCE);
-            let (weight, bias, out) = &jobs[job];
+            let (weight, then, out) = &jobs[job];
             let panels = next - first_panel[job]..end - first_panel[job];
             let lanes = &mut lanes[..panels.len() * n];
             multiply(kernels, &weight.panels(panels.clone()), x, lanes);
+            if let Then::Gate { weight, apply } = then {
+                gate_lanes.resize(lanes.len(), [0.0; PANEL]);
+                multiply(kernels, &weight.panels(panels.clone()), x, &mut gate_lanes);
+                apply(gate_lanes.as_flattened(), lanes.as_flattened_mut());
+            }
             let rows = panels.start * PANEL..weight.rows.min(panels.end * PANEL);
             for c in 0..n {
                 // SAFETY: each panel belongs to one chunk, which takes its rows of every column.
@@ -56,7 +80,7 @@ pub fn matmul(crew: &Crew, kernels: &Kernels, x: &Activations, products: &mut [P
                         None => out.copy_from_slice(&lanes[..out.len()]), // the last rows
                     }
                 }
-                if let Some(bias) = bias {
+                if let Then::Add(bias) = then {
                     (kernels.add)(out, &bias[rows.clone()]);
                 }
             }

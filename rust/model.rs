@@ -7,7 +7,7 @@ use crate::config::{Activation, ModelConfig};
 use crate::error::Result;
 use crate::kernels::Kernels;
 use crate::kv_cache::Sequence;
-use crate::matmul::{Product, matmul};
+use crate::matmul::{Product, Then, matmul};
 use crate::ops::Rope;
 use crate::profile::{Profile, Stage};
 use crate::team::Crew;
@@ -44,8 +44,8 @@ impl Model {
 pub struct Scratch {
     /// Residual stream [n, hidden_size].
     residual: Vec<f32>,
-    /// Input of the projections [n, their width].
-    inputs: Activations,
+    /// Normalised residual stream [n, hidden_size].
+    normed: Activations,
     /// [n, n_heads, head_dim]
     q: Vec<f32>,
     /// [n, n_kv_heads, head_dim]
@@ -53,11 +53,9 @@ pub struct Scratch {
     /// [n, n_kv_heads, head_dim]
     v: Vec<f32>,
     /// Attention before its output projection [n, n_heads, head_dim].
-    attended: Vec<f32>,
-    /// [n, intermediate_size]
-    gate: Vec<f32>,
-    /// [n, intermediate_size]
-    up: Vec<f32>,
+    attended: Activations,
+    /// Feed-forward before its down projection [n, intermediate_size].
+    gated: Activations,
     /// Output of attention or feed-forward [n, hidden_size].
     update: Vec<f32>,
     /// Rotations of each distinct RoPE [ropes][n, 2, pairs].
@@ -71,13 +69,12 @@ impl Scratch {
     pub fn new(int8: bool) -> Self {
         Self {
             residual: Vec::new(),
-            inputs: Activations::new(int8),
+            normed: Activations::new(int8),
             q: Vec::new(),
             k: Vec::new(),
             v: Vec::new(),
-            attended: Vec::new(),
-            gate: Vec::new(),
-            up: Vec::new(),
+            attended: Activations::new(int8),
+            gated: Activations::new(int8),
             update: Vec::new(),
             turns: Vec::new(),
             profile: Profile::default(),
@@ -160,13 +157,13 @@ impl Forward<'_> {
         let w = &self.model.weights.layers[layer];
         self.normed_input(&w.input_layernorm, s);
 
-        let bias = |i: usize| w.qkv_bias.as_ref().map(|biases| biases[i].as_slice());
+        let bias = |i: usize| w.qkv_bias.as_ref().map_or(Then::Store, |biases| Then::Add(&biases[i]));
         let mut products = [
-            Product { weight: &w.q_proj, bias: bias(0), out: &mut s.q },
-            Product { weight: &w.k_proj, bias: bias(1), out: &mut s.k },
-            Product { weight: &w.v_proj, bias: bias(2), out: &mut s.v },
+            Product { weight: &w.q_proj, then: bias(0), out: &mut s.q },
+            Product { weight: &w.k_proj, then: bias(1), out: &mut s.k },
+            Product { weight: &w.v_proj, then: bias(2), out: &mut s.v },
         ];
-        matmul(self.crew, self.kernels, &s.inputs, &mut products);
+        matmul(self.crew, self.kernels, &s.normed, &mut products);
         s.profile.lap(Stage::Projections, self.crew);
 
         let rope_idx = self.model.layer_ropes[layer];
@@ -187,17 +184,13 @@ impl Forward<'_> {
             window: config.layers[layer].window,
             softcap: config.attention_softcap,
         };
-        s.attended.resize(s.q.len(), 0.0);
-        attention(self.crew, self.kernels, shape, sequences, blocks, &s.q, &mut s.attended);
-
-        let width = config.q_size();
-        let attended = &s.attended;
-        s.inputs.fill(self.crew, self.kernels, batch.len(), width, |i, row| {
-            row.copy_from_slice(&attended[i * width..][..width]);
-        });
+        let attended = s.attended.values_mut(config.q_size());
+        attended.resize(s.q.len(), 0.0);
+        attention(self.crew, self.kernels, shape, sequences, blocks, &s.q, attended);
+        s.attended.quantise(self.crew, self.kernels);
         s.profile.lap(Stage::Attention, self.crew);
-        let mut products = [Product { weight: &w.o_proj, bias: None, out: &mut s.update }];
-        matmul(self.crew, self.kernels, &s.inputs, &mut products);
+        let mut products = [Product { weight: &w.o_proj, then: Then::Store, out: &mut s.update }];
+        matmul(self.crew, self.kernels, &s.attended, &mut products);
         s.profile.lap(Stage::Projections, self.crew);
         self.add_update(w.post_attention_norm.as_deref(), s);
     }
@@ -208,33 +201,25 @@ impl Forward<'_> {
         let w = &self.model.weights.layers[layer];
         self.normed_input(&w.ffn_norm, s);
 
-        let mut products = [
-            Product { weight: &w.gate_proj, bias: None, out: &mut s.gate },
-            Product { weight: &w.up_proj, bias: None, out: &mut s.up },
-        ];
-        matmul(self.crew, self.kernels, &s.inputs, &mut products);
-        s.profile.lap(Stage::Ffn, self.crew);
-
-        let width = config.intermediate_size;
-        let apply_gate = match config.activation {
+        let apply = match config.activation {
             Activation::Silu => self.kernels.gate_silu,
             Activation::GeluTanh => self.kernels.gate_gelu,
         };
-        let (gate, up) = (&s.gate, &s.up);
-        s.inputs.fill(self.crew, self.kernels, gate.len() / width, width, |i, row| {
-            apply_gate(&gate[i * width..][..width], &up[i * width..][..width], row);
-        });
-        let mut products = [Product { weight: &w.down_proj, bias: None, out: &mut s.update }];
-        matmul(self.crew, self.kernels, &s.inputs, &mut products);
+        let then = Then::Gate { weight: &w.gate_proj, apply };
+        let out = s.gated.values_mut(config.intermediate_size);
+        matmul(self.crew, self.kernels, &s.normed, &mut [Product { weight: &w.up_proj, then, out }]);
+        s.gated.quantise(self.crew, self.kernels);
+        let mut products = [Product { weight: &w.down_proj, then: Then::Store, out: &mut s.update }];
+        matmul(self.crew, self.kernels, &s.gated, &mut products);
         s.profile.lap(Stage::Ffn, self.crew);
         self.add_update(w.post_ffn_norm.as_deref(), s);
     }
 
-    /// inputs = norm(residual)
+    /// normed = norm(residual)
     fn normed_input(&self, weight: &[f32], s: &mut Scratch) {
         let hidden = self.model.config.hidden_size;
         let residual = &s.residual;
-        s.inputs.fill(self.crew, self.kernels, residual.len() / hidden, hidden, |i, row| {
+        s.normed.fill(self.crew, self.kernels, residual.len() / hidden, hidden, |i, row| {
             self.rms_norm(&residual[i * hidden..][..hidden], weight, row);
         });
         s.profile.lap(Stage::Norms, self.crew);
@@ -243,13 +228,16 @@ impl Forward<'_> {
     /// residual += norm(update), or just update
     fn add_update(&self, norm: Option<&[f32]>, s: &mut Scratch) {
         let hidden = self.model.config.hidden_size;
-        if let Some(weight) = norm {
-            self.crew.for_rows(&mut s.update, hidden, |_, row| {
-                let raw = row.to_vec();
-                self.rms_norm(&raw, weight, row);
-            });
-        }
-        (self.kernels.add)(&mut s.residual, &s.update);
+        let update = &s.update;
+        self.crew.for_rows(&mut s.residual, hidden, |i, row| {
+            let update = &update[i * hidden..][..hidden];
+            let Some(weight) = norm else {
+                return (self.kernels.add)(row, update);
+            };
+            let mut normed = vec![0.0; hidden];
+            self.rms_norm(update, weight, &mut normed);
+            (self.kernels.add)(row, &normed);
+        });
         s.profile.lap(Stage::Norms, self.crew);
     }
 
@@ -290,12 +278,12 @@ impl Forward<'_> {
             return logits;
         }
         let residual = &s.residual;
-        s.inputs.fill(self.crew, self.kernels, wanted.len(), hidden, |i, row| {
+        s.normed.fill(self.crew, self.kernels, wanted.len(), hidden, |i, row| {
             self.rms_norm(&residual[wanted[i] * hidden..][..hidden], &weights.norm, row);
         });
         s.profile.lap(Stage::Norms, self.crew);
-        let mut products = [Product { weight: weights.lm_head(), bias: None, out: &mut logits }];
-        matmul(self.crew, self.kernels, &s.inputs, &mut products);
+        let mut products = [Product { weight: weights.lm_head(), then: Then::Store, out: &mut logits }];
+        matmul(self.crew, self.kernels, &s.normed, &mut products);
         s.profile.lap(Stage::LmHead, self.crew);
         if let Some(cap) = config.logit_softcap {
             self.crew.for_rows(&mut logits, config.vocab_size, |_, row| (self.kernels.softcap)(row, cap));

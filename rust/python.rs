@@ -10,7 +10,7 @@ use crate::error::{Error, input_error};
 use crate::gguf::{self, Array, Value};
 use crate::kernels;
 use crate::kv_cache;
-use crate::matmul::{Product, matmul};
+use crate::matmul::{Product, Then, matmul};
 use crate::quant::{DType, blocks};
 use crate::roofline;
 use crate::sampler::{self, SamplerConfig};
@@ -538,7 +538,12 @@ impl Matrix {
             lock(&self.team).enter(false, |crew| {
                 let mut inputs = Activations::new(self.fast);
                 inputs.fill(crew, kernels, x.len() / cols, cols, |i, row| row.copy_from_slice(&x[i * cols..][..cols]));
-                matmul(crew, kernels, &inputs, &mut [Product { weight: &self.weight, bias: None, out: &mut out }]);
+                matmul(
+                    crew,
+                    kernels,
+                    &inputs,
+                    &mut [Product { weight: &self.weight, then: Then::Store, out: &mut out }],
+                );
                 Ok(())
             })
         })?;

@@ -54,10 +54,10 @@ macro_rules! with_kernel_list {
             scalar fn rotate_halves(head: &mut [f32], turns: &[f32], scale: f32) -> ();
             /// The same, pair i being the elements 2 i and 2 i + 1.
             scalar fn rotate_adjacent(head: &mut [f32], turns: &[f32], scale: f32) -> ();
-            /// `out` = silu(`gate`) * `up`
-            scalar fn gate_silu(gate: &[f32], up: &[f32], out: &mut [f32]) -> ();
-            /// `out` = gelu(`gate`) * `up`, GELU by its tanh approximation.
-            scalar fn gate_gelu(gate: &[f32], up: &[f32], out: &mut [f32]) -> ();
+            /// `x` *= silu(`gate`)
+            scalar fn gate_silu(gate: &[f32], x: &mut [f32]) -> ();
+            /// `x` *= gelu(`gate`), GELU by its tanh approximation.
+            scalar fn gate_gelu(gate: &[f32], x: &mut [f32]) -> ();
             /// `x` = cap * tanh(`x` / cap)
             scalar fn softcap(x: &mut [f32], cap: f32) -> ();
             /// `x` += `y`

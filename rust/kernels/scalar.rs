@@ -190,19 +190,19 @@ fn rotated(x: f32, y: f32, cos: f32, sin: f32, scale: f32) -> (f32, f32) {
 }
 
 #[inline(always)]
-pub fn gate_silu(gate: &[f32], up: &[f32], out: &mut [f32]) {
-    for ((g, u), out) in gate.iter().zip(up).zip(out) {
-        *out = g * math::sigmoid(*g) * u;
+pub fn gate_silu(gate: &[f32], x: &mut [f32]) {
+    for (g, x) in gate.iter().zip(x) {
+        *x *= g * math::sigmoid(*g);
     }
 }
 
 #[inline(always)]
-pub fn gate_gelu(gate: &[f32], up: &[f32], out: &mut [f32]) {
-    // x / 2 * (1 + tanh(y)) = x * sigmoid(2y), y = sqrt(2 / pi) * (x + 0.044715 x^3)
+pub fn gate_gelu(gate: &[f32], x: &mut [f32]) {
+    // g / 2 * (1 + tanh(y)) = g * sigmoid(2y), y = sqrt(2 / pi) * (g + 0.044715 g^3)
     const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769;
-    for ((x, u), out) in gate.iter().zip(up).zip(out) {
-        let inner = TWICE_SQRT_2_OVER_PI * (0.044_715 * x * x).mul_add(*x, *x);
-        *out = x * math::sigmoid(inner) * u;
+    for (g, x) in gate.iter().zip(x) {
+        let inner = TWICE_SQRT_2_OVER_PI * (0.044_715 * g * g).mul_add(*g, *g);
+        *x *= g * math::sigmoid(inner);
     }
 }
 
