@@ -160,22 +160,17 @@ impl Column {
 /// `out[c]` += one panel's columns times the activations of column c that stand apart, in their order.
 #[inline(always)]
 pub fn add_apart(w: &Panels, apart: &[[Apart; N_APART]], out: &mut [Lanes]) {
-    for j in 0..N_APART {
-        // The same elements tend to be large in all columns.
-        let mut last: Option<(u32, Column)> = None;
-        for (acc, apart) in out.iter_mut().zip(apart) {
-            let Apart { index, value } = apart[j];
-            if last.as_ref().is_none_or(|(i, _)| *i != index) {
-                last = Some((index, Column::new(w, index as usize)));
+    // The same elements tend to be large in all columns.
+    let mut last: [Option<(u32, Column)>; N_APART] = [const { None }; N_APART];
+    for (acc, apart) in out.iter_mut().zip(apart) {
+        for (last, Apart { index, value }) in last.iter_mut().zip(apart) {
+            if last.as_ref().is_none_or(|(i, _)| i != index) {
+                *last = Some((*index, Column::new(w, *index as usize)));
             }
-            let Some((_, column)) = &last else { unreachable!("set above") };
-            for r in 0..LANES {
-                acc[r] = column.d[r].mul_add(value * column.products[r], acc[r]);
-            }
+            let Some((_, column)) = last else { unreachable!("set above") };
+            *acc = each(|r, acc| acc[r] = column.d[r].mul_add(value * column.products[r], acc[r]), *acc);
             if has_min(w.dtype) {
-                for r in 0..LANES {
-                    acc[r] = (-column.m[r]).mul_add(value * column.mins[r], acc[r]);
-                }
+                *acc = each(|r, acc| acc[r] = (-column.m[r]).mul_add(value * column.mins[r], acc[r]), *acc);
             }
         }
     }
