@@ -37,10 +37,33 @@ struct Avx512;
 /// What the instruction for products adds to signed quants, because it wants weights without a sign.
 const SIGN: i8 = -128;
 
+/// 1.5 * 2^23: integers of up to 22 bits that are added to its bits, as an integer, are added to its value.
+const AS_FLOAT: f32 = 12_582_912.0;
+
+/// Integer scales as f32, and what takes AS_FLOAT times the scale off again.
+#[derive(Clone, Copy)]
+pub struct Scale {
+    scale: __m512,
+    offset: __m512,
+}
+
+impl Scale {
+    #[inline(always)]
+    unsafe fn new(scale: __m512) -> Self {
+        Self { scale, offset: _mm512_mul_ps(scale, _mm512_set1_ps(-AS_FLOAT)) }
+    }
+
+    /// A sum that began at AS_FLOAT times the scale: exact, because every number in it is.
+    #[inline(always)]
+    unsafe fn apply(self, sum: __m512i) -> __m512 {
+        _mm512_fmadd_ps(_mm512_castsi512_ps(sum), self.scale, self.offset)
+    }
+}
+
 impl Simd for Avx512 {
     const ROWS: usize = 16;
     type Bytes = __m512i;
-    type Scale = __m512;
+    type Scale = Scale;
     type Floats = __m512;
     type Four = __m512i;
     type Sum = __m512i;
@@ -71,18 +94,18 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn unit_scale() -> __m512 {
-        _mm512_set1_ps(1.0)
+    unsafe fn unit_scale() -> Scale {
+        Scale::new(_mm512_set1_ps(1.0))
     }
 
     #[inline(always)]
-    unsafe fn unsigned_scale(at: *const u8) -> __m512 {
-        Self::from_unsigned(at)
+    unsafe fn unsigned_scale(at: *const u8) -> Scale {
+        Scale::new(Self::from_unsigned(at))
     }
 
     #[inline(always)]
-    unsafe fn signed_scale(at: *const u8) -> __m512 {
-        _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast())))
+    unsafe fn signed_scale(at: *const u8) -> Scale {
+        Scale::new(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast()))))
     }
 
     #[inline(always)]
@@ -103,7 +126,7 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn start(kind: Quants, pairs: *const [i16; 2], step: usize, n: usize) -> __m512i {
         let offset = if kind == Quants::Signed { -i16::from(SIGN) } else { kind.offset() };
-        let mut sum = _mm512_setzero_si512();
+        let mut sum = _mm512_set1_epi32(AS_FLOAT.to_bits() as i32);
         for i in 0..n {
             if offset != 0 {
                 let pair = _mm512_set1_epi32(pairs.add(i * step).cast::<i32>().read_unaligned());
@@ -121,12 +144,12 @@ impl Simd for Avx512 {
 
     /// The scaled sum is below 2^24, so scaling in f32 is exact as well.
     #[inline(always)]
-    unsafe fn finish(kind: Quants, sums: [__m512i; 2], scales: [__m512; 2]) -> __m512 {
-        let first = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[0]), scales[0]);
+    unsafe fn finish(kind: Quants, sums: [__m512i; 2], scales: [Scale; 2]) -> __m512 {
+        let first = scales[0].apply(sums[0]);
         if Self::n_sums(kind) == 1 {
             return first;
         }
-        _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[1]), scales[1], first)
+        _mm512_add_ps(scales[1].apply(sums[1]), first)
     }
 
     #[inline(always)]

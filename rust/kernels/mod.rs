@@ -164,6 +164,8 @@ mod avx512_table {
         // SAFETY: the same.
         attend: |tile, queries| unsafe { avx512::attend(tile, queries) },
         // SAFETY: the same.
+        peak_f32: |rounds| unsafe { peaks::peak_f32_avx512(rounds) },
+        // SAFETY: the same.
         peak_int8: |rounds| unsafe { peaks::peak_int8_vnni(rounds) },
         ..PORTABLE
     };

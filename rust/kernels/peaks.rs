@@ -41,7 +41,18 @@ fn read_all(bytes: &[u8], ahead: impl Fn(&[u8; READ_UNIT])) -> u64 {
 /// Runs `rounds` of fused multiply-adds on independent accumulators; returns how many multiply-adds these were.
 #[inline(always)]
 pub fn peak_f32(rounds: usize) -> usize {
-    const CHAINS: usize = 6;
+    multiply_add::<6>(rounds)
+}
+
+/// The same where there are registers for two instructions at a time of a latency of five.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
+pub fn peak_f32_avx512(rounds: usize) -> usize {
+    multiply_add::<10>(rounds)
+}
+
+#[inline(always)]
+fn multiply_add<const CHAINS: usize>(rounds: usize) -> usize {
     let (a, b): (Lanes, Lanes) = (black_box([0.5; LANES]), black_box([0.25; LANES]));
     let mut sums: [Lanes; CHAINS] = black_box([[1.0; LANES]; CHAINS]);
     for _ in 0..rounds {
