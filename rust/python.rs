@@ -27,11 +27,14 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 /// How often a running forward looks for Ctrl-C.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
+/// How long a process that was forked waits for a lock that may be held by a thread which was not.
+const FORK_PATIENCE: Duration = Duration::from_secs(1);
 
 impl From<Error> for PyErr {
     fn from(error: Error) -> Self {
@@ -316,7 +319,10 @@ impl Batch {
 
 #[pyclass(frozen, module = "larql._core")]
 struct Engine {
-    engine: Mutex<engine::Engine>,
+    /// None when it was closed.
+    engine: Mutex<Option<engine::Engine>>,
+    /// Where it was last used.
+    process: AtomicU32,
     // Copies of what never changes, so that reading it does not wait for a forward.
     precision: Precision,
     threads: usize,
@@ -329,6 +335,34 @@ struct Engine {
 }
 
 impl Engine {
+    /// Calls `f` with the engine, without the GIL.
+    fn with<R: Send>(&self, py: Python<'_>, f: impl FnOnce(&mut engine::Engine) -> PyResult<R> + Send) -> PyResult<R> {
+        py.detach(|| match self.lock()?.as_mut() {
+            Some(engine) => f(engine),
+            None => Err(input_error!("the model was closed").into()),
+        })
+    }
+
+    /// Locks the engine. What held the lock when this process was forked from another is not here to let it go.
+    fn lock(&self) -> PyResult<MutexGuard<'_, Option<engine::Engine>>> {
+        let process = std::process::id();
+        let deadline = Instant::now() + FORK_PATIENCE;
+        while self.process.load(Ordering::Acquire) != process {
+            match self.engine.try_lock() {
+                Err(TryLockError::WouldBlock) if Instant::now() < deadline => std::thread::sleep(SIGNAL_INTERVAL),
+                Err(TryLockError::WouldBlock) => {
+                    let error = input_error!(
+                        "this process was forked while the model was computing, so it cannot be used here; \
+                         open it again, or start processes with the method \"spawn\""
+                    );
+                    return Err(error.into());
+                }
+                _ => self.process.store(process, Ordering::Release),
+            }
+        }
+        Ok(lock(&self.engine))
+    }
+
     /// Runs a batch without the GIL, looking for Ctrl-C between layers; `finish` gets the logits. `tap` receives the residual stream [layers + 1, batch, hidden_size].
     fn run<R: Send>(
         &self,
@@ -337,8 +371,7 @@ impl Engine {
         mut tap: Option<&mut Vec<f32>>,
         finish: impl FnOnce(Vec<f32>) -> crate::error::Result<R> + Send,
     ) -> PyResult<R> {
-        py.detach(|| {
-            let mut engine = lock(&self.engine);
+        self.with(py, |engine| {
             let mut guards: Vec<_> = batch.sequences.iter().map(|sequence| lock(&sequence.get().0)).collect();
             let mut sequences: Vec<_> = guards.iter_mut().map(|guard| &mut **guard).collect();
             let mut interrupt = None;
@@ -390,7 +423,8 @@ impl Engine {
             vocab_size: engine.config().vocab_size,
             trace_shape: (engine.config().layers.len() + 1, engine.config().hidden_size),
             layout: engine.kv_layout().clone(),
-            engine: Mutex::new(engine),
+            engine: Mutex::new(Some(engine)),
+            process: AtomicU32::new(std::process::id()),
         })
     }
 
@@ -447,13 +481,24 @@ impl Engine {
         })
     }
 
-    fn set_profiling(&self, py: Python<'_>, on: bool) {
-        py.detach(|| lock(&self.engine).set_profiling(on));
+    /// Frees the weights when what runs has come to its end.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| {
+            drop(self.lock()?.take());
+            Ok(())
+        })
+    }
+
+    fn set_profiling(&self, py: Python<'_>, on: bool) -> PyResult<()> {
+        self.with(py, |engine| {
+            engine.set_profiling(on);
+            Ok(())
+        })
     }
 
     fn profile<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
-        for (stage, seconds) in py.detach(|| lock(&self.engine).profile()) {
+        for (stage, seconds) in self.with(py, |engine| Ok(engine.profile()))? {
             dict.set_item(stage, seconds)?;
         }
         Ok(dict)

@@ -136,6 +136,8 @@ class Engine:
         """Feeds (sequence, position, token, want_logits) items; logits [wanted, vocab] in batch order."""
     def forward_sample(self, batch: Seq[tuple[Sequence, int, int, bool]], samplers: Seq[Sampler]) -> list[int]:
         """As forward, with one sampler for each wanted row; returns the sampled ids."""
+    def close(self) -> None:
+        """Frees the weights, after what runs has come to its end; whatever is asked then raises InputError."""
     def set_profiling(self, on: bool) -> None:
         """Starts (from zero) or ends the measuring of a forward's stages; it costs about 1 % of a small model."""
     def profile(self) -> dict[str, float]:
