@@ -28,7 +28,7 @@ from larql.model import Model
 from larql.model_file import make_engine
 from larql.source import open_model
 from larql.verify import verify
-from larql.vindex import VindexFolder
+from larql.vindex import VERSION, VindexFolder
 from tiny_models import FAMILIES, write_tiny_model
 
 IDS = random.Random(7).choices(range(301), k=30)
@@ -115,7 +115,7 @@ def test_what_there_is(vindex: Path, gguf: Path) -> None:
     assert names_in(vindex) == set(FILES)
     assert names_in(vindex.parent) == {vindex.name, "cache"}
     index = json.loads((vindex / "index.json").read_text("utf-8"))
-    assert (index["format"], index["version"], index["name"]) == ("larql-vindex", 1, "Tiny")
+    assert (index["format"], index["version"], index["name"]) == ("larql-vindex", VERSION, "Tiny")
     assert index["source"]["name"] == gguf.name
     assert index["source"]["sha256"] == hashlib.sha256(gguf.read_bytes()).hexdigest()
     assert set(index["files"]) == set(FILES) - {"index.json"}
@@ -285,7 +285,7 @@ def test_a_gguf_file_is_converted_once(gguf: Path, cache_path: Path, monkeypatch
     first = open_model(gguf)
     assert isinstance(first, VindexFolder)
     assert (first.path, first.gguf_path) == (gguf, gguf)
-    assert first.folder == cache_path / "vindex" / f"{first.sha256[:32]}-v1.vindex"
+    assert first.folder == cache_path / "vindex" / f"{first.sha256[:32]}-v{VERSION}.vindex"
     monkeypatch.setattr(source, "convert", refuse)
     monkeypatch.setattr(cache, "hash_file", refuse)
     again = open_model(gguf)
@@ -501,7 +501,7 @@ def test_an_index_that_is_none(vindex: Path, text: bytes) -> None:
 def test_an_index_that_is_nested_deeply(vindex: Path) -> None:
     for depth in range(100, 20_000, 500):
         (vindex / "index.json").write_text(
-            '{"format": "larql-vindex", "version": 1, "x": ' + "[" * depth + "]" * depth + "}"
+            f'{{"format": "larql-vindex", "version": {VERSION}, "x": ' + "[" * depth + "]" * depth + "}"
         )
         with pytest.raises(ModelError):
             open_model(vindex)
@@ -510,7 +510,7 @@ def test_an_index_that_is_nested_deeply(vindex: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda index: index.update(version=2), "is of version 2, and this LARQL reads version 1; remove the folder"),
+        (lambda index: index.update(version=99), f"is of version 99, and this LARQL reads version {VERSION}; remove"),
         (lambda index: index.update(format="zip"), 'does not have "format": "larql-vindex"'),
         (lambda index: index["config"].update(n_heads=0), "n_heads is 0"),
         (lambda index: index["config"].update(activation="relu"), "config.activation is 'relu', which it cannot be"),

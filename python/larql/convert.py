@@ -77,9 +77,8 @@ def is_from(folder: Path, source: GgufFile) -> bool:
 def _texts(source: GgufFile) -> dict[str, str]:
     """The small files but the index, by name."""
     texts = {TOKENIZER: source.tokenizer.hf.to_str()}
-    template = source.metadata.get("tokenizer.chat_template")
-    if isinstance(template, str):
-        texts[CHAT_TEMPLATE] = template
+    if source.chat_template is not None:
+        texts[CHAT_TEMPLATE] = source.chat_template
     options = {ours: source.metadata.get(f"general.sampling.{theirs}") for theirs, ours in _SAMPLING.items()}
     if given := {name: value for name, value in options.items() if value is not None}:
         texts[GENERATION] = json.dumps(given) + "\n"

@@ -80,6 +80,12 @@ class GgufFile:
         """The tokenizer that the metadata describe."""
         return Tokenizer.from_metadata(self.metadata)
 
+    @property
+    def chat_template(self) -> str | None:
+        """The model's chat template, if it has one."""
+        template = self.metadata.get("tokenizer.chat_template")
+        return template if isinstance(template, str) else None
+
     @cached_property
     def sha256(self) -> str:
         """The file's checksum in hex; of several shards, that of their checksums, one after another."""

@@ -55,6 +55,10 @@ class ModelFile(Protocol):
     def tokenizer(self) -> Tokenizer:
         """The tokenizer."""
 
+    @property
+    def chat_template(self) -> str | None:
+        """The model's chat template, if it has one."""
+
 
 def make_engine(
     file: ModelFile, *, threads: int | None = None, context: int | None = None, precision: str = "fast"

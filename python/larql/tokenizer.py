@@ -75,13 +75,14 @@ class TokenizerFacts:
     pre: str | None
     vocab_size: int
     bos_id: int | None
+    eos_id: int | None
     add_bos: bool
     end_ids: tuple[int, ...]  # generation stops at any of these
     space_prefix: bool  # text, and text after an added token, is encoded with a space before it
 
     def __post_init__(self) -> None:
-        bos = () if self.bos_id is None else (self.bos_id,)
-        if any(not 0 <= token_id < self.vocab_size for token_id in (*bos, *self.end_ids)):
+        named = [token_id for token_id in (self.bos_id, self.eos_id) if token_id is not None]
+        if any(not 0 <= token_id < self.vocab_size for token_id in (*named, *self.end_ids)):
             raise ValueError("a token id is not in the vocabulary")
 
 
@@ -151,6 +152,7 @@ class Tokenizer:
             pre=_text(metadata, "pre") if _KEY + "pre" in metadata else None,
             vocab_size=len(tokens),
             bos_id=ids["bos"],
+            eos_id=ids["eos"],
             add_bos=add_bos,
             end_ids=tuple(sorted(end_ids)),
             space_prefix=space_prefix,
@@ -172,11 +174,14 @@ class Tokenizer:
             raise ModelError(f"the tokenizer has {size} tokens where {facts.vocab_size} are expected")
         return cls(hf, facts)
 
-    def encode(self, text: str, *, bos: bool | None = None, special: bool = True) -> list[int]:
+    def encode(
+        self, text: str, *, bos: bool | None = None, special: bool = True, literal: str | None = None
+    ) -> list[int]:
         """The ids of `text`. `bos` puts one BOS token in front (None: as the model wants), unless it is there already.
 
         `special` turns the text of control tokens into these tokens; without it that text is encoded like any other.
         User-defined tokens match always. Bytes that a byte-level vocabulary lacks are left out, as the models expect.
+        `literal` is a mark of `break_controls`.
         """
         try:
             text.encode()
@@ -191,11 +196,27 @@ class Tokenizer:
         for part in self._controls.cut(text) if special else [text]:
             if isinstance(part, int):
                 ids.append(part)
-            else:
-                ids += self.hf.encode(part, add_special_tokens=False).ids
+                continue
+            plain = part.replace(literal, "") if literal else part
+            ids += self.hf.encode(plain, add_special_tokens=False).ids
         if wants_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
         return ids
+
+    def break_controls(self, text: str, literal: str) -> str:
+        """The text with a mark inside that of control tokens; `encode` with the same mark reads it as plain text."""
+        parts = self._controls.cut(text)
+        if len(parts) == 1 and isinstance(parts[0], str):
+            return text
+        texts = [part if isinstance(part, str) else self._added[part] for part in parts]
+        return "".join(
+            text if isinstance(part, str) else text[0] + literal + text[1:]
+            for part, text in zip(parts, texts, strict=True)
+        )
+
+    def is_control_text(self, text: str) -> bool:
+        """Whether a control token has this text."""
+        return text in self._controls.ids
 
     def decode(self, ids: Iterable[int], *, special: bool = True, continued: bool = False) -> str:
         """The text of `ids`; bytes that are not UTF-8 become U+FFFD. `special` keeps the text of control tokens.

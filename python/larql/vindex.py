@@ -29,7 +29,7 @@ from larql.typed_json import decode
 FORMAT = "larql-vindex"
 # Raise it whenever `convert` writes something else, be it the layout, the config or the tokenizer: folders of another
 # version do not open, and those in the cache are made again.
-VERSION = 1
+VERSION = 2
 
 INDEX = "index.json"
 WEIGHTS = "weights.bin"
@@ -136,6 +136,18 @@ class VindexFolder:
             return Tokenizer.from_json(data, self.index.tokenizer)
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from error
+
+    @cached_property
+    def chat_template(self) -> str | None:
+        """The model's chat template, if it has one."""
+        facts = self.index.files.get(CHAT_TEMPLATE)
+        if facts is None:
+            return None
+        path = self.folder / CHAT_TEMPLATE
+        data = _read(path)
+        if hashlib.sha256(data).hexdigest() != facts.sha256:
+            _raise_damaged(path)
+        return data.decode()
 
     def check_contents(self) -> None:
         """Reads every file and compares it with the index."""

@@ -1,0 +1,125 @@
+"""The talk of `larql chat`: answers go to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from larql.chat import Chat
+from larql.errors import InputError, LarqlError
+from larql.generate import GenerationConfig
+
+_HELP = """\
+/exit           leave (also the end of input: Ctrl-D)
+/reset          forget the conversation
+/system TEXT    put another message before it; without TEXT, none
+/help           this
+A line that ends with \\ goes on in the next one. Ctrl-C stops an answer; at the prompt it leaves.
+A message that begins with / needs a space before it."""
+
+
+def talk(chat: Chat, config: GenerationConfig, *, history: Path) -> None:
+    """Reads messages from stdin and prints the answers until the end of input or /exit.
+
+    In a terminal, lines can be edited, and earlier ones are kept in the file `history`. There an error is told and the
+    talk goes on; where messages come from a file or a pipe, it is raised. So is a KeyboardInterrupt between answers.
+    """
+    if sys.stdin is None:
+        raise InputError("standard input is closed, and messages are read from it")
+    in_terminal = sys.stdin.isatty()
+    with _editing(history) if in_terminal else contextlib.nullcontext():
+        for message in _messages(in_terminal):
+            try:
+                if message.startswith("/"):
+                    if not _obey(message, chat):
+                        return
+                elif message.strip():
+                    _answer(chat, message.strip(), config)
+            except LarqlError as error:
+                if not in_terminal:
+                    raise
+                _tell(f"{error}")
+
+
+def _obey(command: str, chat: Chat) -> bool:
+    """Runs a command; whether the talk goes on."""
+    name, _, argument = command.partition(" ")
+    if name == "/exit":
+        return False
+    if name == "/reset":
+        chat.reset()
+    elif name == "/system":
+        chat.system = argument.strip() or None
+    elif name == "/help":
+        sys.stderr.write(_HELP + "\n")
+    else:
+        raise InputError(f"there is no command {name}; /help lists them")
+    return True
+
+
+def _answer(chat: Chat, message: str, config: GenerationConfig) -> None:
+    try:
+        for piece in chat.stream(message, config):
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+        sys.stdout.write("\n")
+    except KeyboardInterrupt:
+        sys.stdout.write("\n")
+        _tell("stopped; once more leaves")
+    sys.stdout.flush()
+
+
+def _messages(in_terminal: bool) -> Iterator[str]:
+    """Messages until the input ends, lines that go on joined."""
+    lines: list[str] = []
+    while True:
+        try:
+            line = _line(("... " if lines else "> ") if in_terminal else None)
+        except EOFError:
+            if in_terminal:
+                sys.stdout.write("\n")
+            if lines:
+                yield "\n".join(lines)
+            return
+        except UnicodeDecodeError as error:
+            raise InputError(f"stdin is not UTF-8 text (byte {error.start} of a line)") from error
+        if line.endswith("\\"):
+            lines.append(line[:-1])
+            continue
+        yield "\n".join([*lines, line])
+        lines = []
+
+
+def _line(prompt: str | None) -> str:
+    if prompt is not None:
+        return input(prompt)
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.removesuffix("\n").removesuffix("\r")
+
+
+@contextlib.contextmanager
+def _editing(history: Path) -> Iterator[None]:
+    """Line editing with a history, where Python has it; a history that cannot be kept is not worth an error."""
+    try:
+        import readline
+    except ImportError:  # Windows: its console edits lines itself
+        yield
+        return
+    with contextlib.suppress(OSError):
+        readline.read_history_file(history)
+    try:
+        yield
+    finally:
+        readline.set_history_length(1000)
+        with contextlib.suppress(OSError):
+            history.parent.mkdir(parents=True, exist_ok=True)
+            readline.write_history_file(history)
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"larql: {text}\n")
+    sys.stderr.flush()
