@@ -101,11 +101,10 @@ def test_a_file_that_is_no_model(tmp_path: Path) -> None:
     [
         (
             "no/such.gguf",
-            "there is no model file 'no/such.gguf'; a model is a .gguf file, a .vindex or one of gemma3-270m, ",
+            "there is no model file 'no/such.gguf'; a model is a .gguf file, a .vindex, hf://owner/repo or one of ",
         ),
         ("gemma3-270", "there is no model 'gemma3-270', did you mean 'gemma3-270m'; a model is"),
-        ("hf://owner/repo/file.gguf", "there is no model file 'hf://owner/repo/file.gguf'; a model is a .gguf file, a"),
-        (".", ". is a folder without index.json; a model is a .gguf file, a .vindex or one of"),
+        (".", ". is a folder without index.json; a model is a .gguf file, a .vindex, hf://owner/repo or one of"),
     ],
 )
 def test_no_such_model(model: str, message: str) -> None:

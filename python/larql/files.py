@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 _BLOCK = 1 << 22  # bytes read at a time: large enough to hide the cost of a call
-_STALE_SECONDS = 3600  # a temporary file that nobody has written to for so long belongs to a process that died
+STALE_SECONDS = 3600  # a temporary file that nobody has written to for so long belongs to a process that died
 
 
 def hash_file(path: Path) -> str:
@@ -129,7 +129,7 @@ def _wait_for_lock(handle: int) -> None:
 def _remove_stale(path: Path) -> None:
     for partial in path.parent.glob(f"{path.name}.*.partial"):
         with contextlib.suppress(OSError):
-            if time.time() - partial.stat().st_mtime > _STALE_SECONDS:
+            if time.time() - partial.stat().st_mtime > STALE_SECONDS:
                 partial.unlink()
 
 

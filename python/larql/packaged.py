@@ -81,6 +81,12 @@ def find_packaged(name: str) -> Path:
     return path
 
 
+def is_installed(name: str) -> bool:
+    """Whether all packages of a model in PACKAGED_MODELS are there; their content is not looked at."""
+    model = PACKAGED_MODELS[name]
+    return all(_installed_part(package, model.marker) for package in model.packages)
+
+
 def _is_complete(path: Path, model: PackagedModel) -> bool:
     return path.stat().st_size == model.size and file_sha256(path) == model.sha256
 

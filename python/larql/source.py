@@ -12,20 +12,22 @@ from larql.convert import convert
 from larql.errors import InputError, ModelError
 from larql.files import is_unfinished
 from larql.gguf_file import GgufFile
+from larql.hub import SCHEME, download
 from larql.model_file import ModelFile, Progress
 from larql.packaged import PACKAGED_MODELS, find_packaged
 from larql.vindex import INDEX, VERSION, VindexFolder
 
-_ACCEPTED = f"a model is a .gguf file, a .vindex or one of {', '.join(PACKAGED_MODELS)}"
+_ACCEPTED = f"a model is a .gguf file, a .vindex, {SCHEME}owner/repo or one of {', '.join(PACKAGED_MODELS)}"
 
 
 def open_model(model: str | os.PathLike[str], *, cache: bool = True, progress: Progress | None = None) -> ModelFile:
-    """Opens what `model` stands for: the path of a .gguf file or of a .vindex, or the name of a packaged model.
+    """Opens what `model` stands for: the path of a .gguf file or of a .vindex, a model on the Hugging Face Hub, or the
+    name of a packaged model.
 
     A GGUF file is converted once, into the cache, which `progress` is told of; without `cache` it stays as it is, to be
     packed in memory. Raises ModelError.
     """
-    path = resolve(model)
+    path = resolve(model, quiet=progress is None)
     if path.is_dir():
         return VindexFolder(path)
     file = GgufFile(path)
@@ -34,17 +36,22 @@ def open_model(model: str | os.PathLike[str], *, cache: bool = True, progress: P
 
 def open_gguf(model: str | os.PathLike[str]) -> GgufFile:
     """Opens the GGUF file that `model` stands for. Raises ModelError, and InputError for a .vindex."""
-    path = resolve(model)
+    path = resolve(model, quiet=False)
     if path.is_dir():
         raise InputError(f"{path} is a .vindex already")
     return GgufFile(path)
 
 
-def resolve(model: str | os.PathLike[str]) -> Path:
-    """The path of the file or .vindex that `model` stands for; raises ModelError when there is none."""
+def resolve(model: str | os.PathLike[str], *, quiet: bool = True) -> Path:
+    """The path of the file or .vindex that `model` stands for; raises ModelError when there is none.
+
+    Unless `quiet`, a download shows how far it is.
+    """
     name = os.fspath(model)
     if not name:
         raise ModelError(f"the model's name is empty; {_ACCEPTED}")
+    if name.startswith(SCHEME):
+        return download(name, quiet=quiet)
     path = Path(name).expanduser()
     if path.is_file() or ((path / INDEX).is_file() and not is_unfinished(path)):
         return path
