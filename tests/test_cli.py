@@ -152,7 +152,7 @@ def test_a_prompt_that_is_no_text(run: Run, engine: FakeEngine) -> None:
         (["generate", "m", "one", "--top-p", "2"], "larql: top_p is 2.0; it must be a number above 0 and up to 1"),
         (["generate", "m", "one", "--stop", ""], "larql: stop is "),
         (["generate", "m", "one", "--precision", "f64"], "'f64'"),
-        (["generate", "m", "one", "--chat"], "--chat"),
+        (["generate", "m", "one", "--system", "x"], "--system needs --chat"),
         (["nonsense"], "nonsense"),
     ],
 )

@@ -125,6 +125,8 @@ def test_the_figures_of_llama_cpp_come_out_again(name: str) -> None:
     ids = model.encode(bundled_text())
     with llama_cpp_rows(path, ids, threads=2) as (about, peer):
         got = compare(ids, engine_rows(model.engine, ids), {"llama.cpp": peer}).paths["llama.cpp"]
+    if "AMX_INT8 = 1" in about:
+        pytest.skip("this build of llama.cpp multiplies by AMX, which quantises otherwise")
     expected = {name: value for name, value in golden(name)["llama.cpp"].items() if name != "version"}
     if "AVX2 = 1" not in about or "AVX512 = 1" in about:
         # The figures are those of an AVX2 build. Others add in another order, which moves the rest by up to a quarter.

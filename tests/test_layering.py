@@ -64,10 +64,15 @@ PYTHON = {
     "vindex": "typed_json tokenizer files families config _core",
     "convert": "vindex gguf_file model_file typed_json files _core",
     "verify": "vindex gguf_file model_file",
-    "source": "convert vindex gguf_file model_file packaged cache files",
+    "hub": "",
+    "source": "convert vindex gguf_file model_file packaged hub cache files",
+    "store": "vindex packaged hub cache files",
     "session": "_core",
     "generate": "session tokenizer _core",
-    "model": "generate session source model_file _core",
+    "chat_template": "",
+    "chat_format": "chat_template tokenizer",
+    "model": "chat_format chat_template generate session source model_file _core",
+    "chat": "model generate session",
     "inspect": "model vindex model_file",
     "evaluate": "model source model_file _core",
     "peer_worker": "",
@@ -76,11 +81,12 @@ PYTHON = {
     "figures": "contest model config",
     "bench": "figures contest peer roofline machine inspect model source model_file _core",
     "bench_table": "",
-    "__init__": "model generate session _core",
+    "__init__": "chat model generate session _core",
     "progress": "",
+    "chat_console": "chat model generate",
     "cli": (
-        "progress bench_table bench roofline evaluate inspect model generate verify convert source vindex model_file "
-        "_core"
+        "store chat_console chat progress bench_table bench roofline evaluate inspect model generate verify convert "
+        "source vindex model_file cache _core"
     ),
 }
 # The modules at the end of the chains: nothing imports them.

@@ -12,11 +12,13 @@ from larql.errors import ContextError, InputError, LarqlError, ModelError
 
 if TYPE_CHECKING:
     from larql._core import __version__
+    from larql.chat import Chat
     from larql.generate import Generation, GenerationConfig, TextStream, Timings
     from larql.model import Model, load
     from larql.session import Session
 
 _HOME = {
+    "Chat": "larql.chat",
     "Generation": "larql.generate",
     "GenerationConfig": "larql.generate",
     "Model": "larql.model",
@@ -28,6 +30,7 @@ _HOME = {
 }
 
 __all__ = [
+    "Chat",
     "ContextError",
     "Generation",
     "GenerationConfig",

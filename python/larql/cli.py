@@ -74,10 +74,22 @@ app = typer.Typer(
 ModelArgument = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help="A .gguf file, a .vindex, or the name of an installed model such as gemma3-270m."
+        metavar="MODEL",
+        help="A .gguf file, a .vindex, hf://owner/repo[/file.gguf], or an installed model such as gemma3-270m.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+MaxTokensOption = Annotated[int, typer.Option("--max-tokens", "-n", help="Tokens to generate at most.")]
+TemperatureOption = Annotated[float, typer.Option(help="0 takes the most likely token.")]
+TopKOption = Annotated[int, typer.Option(help="Draw from the k most likely tokens; 0 is off.")]
+TopPOption = Annotated[float, typer.Option(help="Draw from the most likely tokens of this total; 1 is off.")]
+MinPOption = Annotated[float, typer.Option(help="Least probability, as a share of the highest; 0 is off.")]
+RepeatPenaltyOption = Annotated[float, typer.Option(help="Above 1, recent tokens are less likely; 1 is off.")]
+SeedOption = Annotated[int | None, typer.Option(help="Draw the same each time.")]
+StopOption = Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")]
+ThreadsOption = Annotated[int | None, typer.Option(help="Threads; by default what suits the machine.")]
+ContextOption = Annotated[int | None, typer.Option(help="Tokens of context; by default the model's own.")]
+SystemOption = Annotated[str | None, typer.Option(metavar="TEXT", help="What the model is told before the talk.")]
 NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Pack a .gguf file in memory, not into the cache.")]
 
 
@@ -115,26 +127,30 @@ def generate(
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="Read the prompt from a file; its last line end is dropped."),
     ] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Tokens to generate at most.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Draw from the k most likely tokens; 0 is off.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Draw from the most likely tokens of this total; 1 is off.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Least probability, as a share of the highest; 0 is off.")] = 0.0,
-    repeat_penalty: Annotated[float, typer.Option(help="Above 1, recent tokens are less likely; 1 is off.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Draw the same each time.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Answer PROMPT as a message instead of continuing it.")] = False,
+    system: SystemOption = None,
+    max_tokens: MaxTokensOption = 128,
+    temperature: TemperatureOption = 0.0,
+    top_k: TopKOption = 0,
+    top_p: TopPOption = 1.0,
+    min_p: MinPOption = 0.0,
+    repeat_penalty: RepeatPenaltyOption = 1.0,
+    seed: SeedOption = None,
+    stop: StopOption = None,
     logprobs: Annotated[bool, typer.Option("--logprobs", help="Add each token's log-probability (--json).")] = False,
-    threads: Annotated[int | None, typer.Option(help="Threads; by default what suits the machine.")] = None,
-    ctx: Annotated[int | None, typer.Option(help="Tokens of context; by default the model's own.")] = None,
+    threads: ThreadsOption = None,
+    ctx: ContextOption = None,
     precision: Annotated[Precision, typer.Option(help="reference computes in f32, slowly.")] = Precision.fast,
     no_cache: NoCacheOption = False,
     as_json: JsonOption = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print timings to stderr.")] = False,
 ) -> None:
-    """Continue a text."""
+    """Continue a text, or answer a message."""
     text = _read_prompt(prompt, file)
     if logprobs and not as_json:
         raise typer.BadParameter("--logprobs needs --json")
+    if system is not None and not chat:
+        raise typer.BadParameter("--system needs --chat")
 
     from larql.generate import GenerationConfig
     from larql.model import load
@@ -156,13 +172,61 @@ def generate(
             model, threads=threads, context=ctx, precision=precision.value, cache=not no_cache, progress=progress
         )
     with ProgressBar("reading the prompt", unit="tokens", after=1.0) as progress:
-        stream = loaded.stream(text, config, progress=progress)
+        if chat:
+            _warn_of_base_model(loaded, model)
+            messages = [] if system is None else [{"role": "system", "content": system}]
+            stream = loaded.stream_chat([*messages, {"role": "user", "content": text}], config, progress=progress)
+        else:
+            stream = loaded.stream(text, config, progress=progress)
         if as_json:
             typer.echo(json.dumps(_as_data("".join(stream), stream, loaded)))
         else:
             _print_pieces(stream)
     if verbose:
         typer.echo(_timing_line(stream, loaded), err=True)
+
+
+@app.command(name="chat")
+def talk(
+    model: ModelArgument,
+    system: SystemOption = None,
+    max_tokens: MaxTokensOption = 1024,
+    temperature: TemperatureOption = 0.7,
+    top_k: TopKOption = 0,
+    top_p: TopPOption = 0.95,
+    min_p: MinPOption = 0.0,
+    repeat_penalty: RepeatPenaltyOption = 1.0,
+    seed: SeedOption = None,
+    stop: StopOption = None,
+    threads: ThreadsOption = None,
+    ctx: ContextOption = None,
+    precision: Annotated[Precision, typer.Option(help="reference computes in f32, slowly.")] = Precision.fast,
+    no_cache: NoCacheOption = False,
+) -> None:
+    """Talk with a model: each line of the input is a message. /help lists commands."""
+    from larql.cache import cache_folder
+    from larql.chat import Chat
+    from larql.chat_console import talk as run
+    from larql.generate import GenerationConfig
+    from larql.model import load
+    from larql.progress import ProgressBar
+
+    config = GenerationConfig(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repeat_penalty=repeat_penalty,
+        seed=seed,
+        stop=stop or (),
+    )
+    with ProgressBar(f"converting {model}") as progress:
+        loaded = load(
+            model, threads=threads, context=ctx, precision=precision.value, cache=not no_cache, progress=progress
+        )
+    _warn_of_base_model(loaded, model)
+    run(Chat(loaded, system=system), config, history=cache_folder() / "chat_history")
 
 
 @app.command()
@@ -205,6 +269,28 @@ def verify(
     assert isinstance(opened, VindexFolder)
     facts = check(opened, source or opened.gguf_path)
     typer.echo(json.dumps(facts) if as_json else as_table(facts))
+
+
+@app.command()
+def models(
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Remove from the cache what nothing will use again, and list that.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List the models at hand: installed packages, the cache of converted models, the Hub's cache."""
+    from larql import store
+
+    try:
+        items = store.prune() if prune else store.stored()
+    except OSError as error:
+        raise LarqlError(f"cannot prune {error.filename}: {error.strerror or error}") from error
+    if as_json:
+        typer.echo(json.dumps(store.as_data(items)))
+    elif items:
+        typer.echo(store.as_table(items))
+    else:
+        _say("there is nothing to remove")
 
 
 @app.command()
@@ -314,7 +400,7 @@ def evaluate(
         Path | None,
         typer.Argument(metavar="TEXT", exists=True, dir_okay=False, help="A file; by default a text of our own."),
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads; by default what suits the machine.")] = None,
+    threads: ThreadsOption = None,
     precision: Annotated[Precision, typer.Option(help="What to compare to reference.")] = Precision.fast,
     no_cache: NoCacheOption = False,
     as_json: JsonOption = False,
@@ -375,6 +461,11 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text, "utf-8")
     except OSError as error:
         raise LarqlError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _warn_of_base_model(model: Model, name: str) -> None:
+    if not model.chat_format.has_template:
+        _say(f"{name} has no chat template, so it may only continue texts; it gets the usual one for its vocabulary")
 
 
 def _print_pieces(stream: TextStream) -> None:

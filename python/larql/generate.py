@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal
 
 from larql.errors import ContextError, InputError
+from larql.session import sample_together
 
 if TYPE_CHECKING:
     from larql._core import Sampler
@@ -101,8 +102,8 @@ def generate_ids(
 
 
 class TextStream(Iterator[str]):
-    """Yields text as it becomes certain, and knows the rest: ids so far, log-probabilities, and at the end why it
-    ended and how long it took. What the session holds of the prompt's beginning is not computed again.
+    """Yields text as it becomes certain, and knows the rest: text, ids and log-probabilities so far, and at the end why
+    it ended and how long it took. What the session holds of the prompt's beginning is not computed again.
 
     Raises InputError for an empty prompt and ContextError for one that leaves no room for an answer.
     """
@@ -129,13 +130,15 @@ class TextStream(Iterator[str]):
             )
         self.prompt_ids = list(prompt_ids)
         self.reused = session.keep_common(prompt_ids)
+        self.text = ""  # so far
         self.ids: list[int] = []
         self.logprobs: list[float] | None = [] if config.logprobs else None
         self.finish_reason: FinishReason | None = None
+        self._session = session
         self._sampler = sampler
+        self._end_ids = tokenizer.end_ids
         self._limit = min(config.max_tokens, session.context - needed + 1)
-        new = self.prompt_ids[self.reused :]
-        self._tokens = generate_ids(session, new, sampler, tokenizer.end_ids, self._limit, progress)
+        self._progress = progress
         self._decoder = tokenizer.stream(continued=True)
         self._stops = StopStrings(tuple(config.stop))
         self._load_s = load_s
@@ -143,7 +146,27 @@ class TextStream(Iterator[str]):
         self._pieces = self._run()
 
     def __next__(self) -> str:
-        return next(self._pieces)
+        piece = next(self._pieces)
+        self.text += piece
+        return piece
+
+    def __aiter__(self) -> TextStream:
+        return self
+
+    async def __anext__(self) -> str:
+        """The next piece, computed in a thread of the event loop's pool. A cancelled task waits for the step's end."""
+        import asyncio  # few need it, and it takes time
+
+        step = asyncio.get_running_loop().run_in_executor(None, next, self, None)
+        try:
+            piece = await asyncio.shield(step)
+        except asyncio.CancelledError:
+            await asyncio.wait([step])
+            self._pieces.close()
+            raise
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
 
     @property
     def timings(self) -> Timings:
@@ -156,39 +179,80 @@ class TextStream(Iterator[str]):
             decode_tok_s=steps / decode_s if steps > 0 and decode_s > 0 else None,
         )
 
-    def _run(self) -> Iterator[str]:
+    def _run(self) -> Generator[str]:
         start = time.perf_counter()
+        new = self.prompt_ids[self.reused :]
         try:
-            for token in self._tokens:
-                self._last_s = time.perf_counter() - start
-                self._first_s = self._first_s or self._last_s
-                self.ids.append(token)
-                if self.logprobs is not None:
-                    self.logprobs.append(_logprob(self._sampler))
-                text = self._stops.push(self._decoder.push(token))
+            for token in generate_ids(self._session, new, self._sampler, self._end_ids, self._limit, self._progress):
+                text = self._take(token, time.perf_counter() - start)
                 if self._stops.found:
                     break
                 if text:
                     yield text
             else:
-                text = self._stops.push(self._decoder.flush()) + self._stops.flush()
-            self._first_s = self._first_s or time.perf_counter() - start
-            ran_out = len(self.ids) == self._limit and not self._stops.found
-            self.finish_reason = "length" if ran_out else "stop"
+                text = self._flush()
+            self._end(time.perf_counter() - start)
             if text:
                 yield text
         except (KeyboardInterrupt, GeneratorExit):
             self.finish_reason = self.finish_reason or "cancelled"
             raise
 
+    def _take(self, token: int, at: float) -> str:
+        """Adds a token that came `at` seconds after the start; the text that is certain with it."""
+        self._last_s = at
+        self._first_s = self._first_s or at
+        self.ids.append(token)
+        if self.logprobs is not None:
+            self.logprobs.append(_logprob(self._sampler))
+        return self._stops.push(self._decoder.push(token))
+
+    def _flush(self) -> str:
+        """The text that was held back in case that a stop string or a character went on."""
+        return self._stops.push(self._decoder.flush()) + self._stops.flush()
+
+    def _end(self, at: float) -> None:
+        self._first_s = self._first_s or at
+        ran_out = len(self.ids) == self._limit and not self._stops.found
+        self.finish_reason = "length" if ran_out else "stop"
+
+    def _result(self) -> Generation:
+        assert self.finish_reason is not None
+        return Generation(
+            self.text, self.ids, self.prompt_ids, self.finish_reason, self.timings, self.logprobs, self.reused
+        )
+
 
 def generate(stream: TextStream) -> Generation:
     """Runs a stream to its end."""
-    text = "".join(stream)
-    assert stream.finish_reason is not None
-    return Generation(
-        text, stream.ids, stream.prompt_ids, stream.finish_reason, stream.timings, stream.logprobs, stream.reused
-    )
+    for _ in stream:
+        pass
+    return stream._result()
+
+
+def generate_together(streams: Sequence[TextStream]) -> list[Generation]:
+    """Runs streams that have not begun, each with a session of its own, to their ends: one step of all at a time."""
+    start = time.perf_counter()
+    tokens = [stream._session.sample(stream.prompt_ids[stream.reused :], stream._sampler) for stream in streams]
+    running = list(streams)
+    while running:
+        at = time.perf_counter() - start
+        running = [stream for stream, token in zip(running, tokens, strict=True) if _goes_on(stream, token, at)]
+        sessions, samplers = [stream._session for stream in running], [stream._sampler for stream in running]
+        tokens = sample_together(sessions, [stream.ids[-1] for stream in running], samplers)
+    return [stream._result() for stream in streams]
+
+
+def _goes_on(stream: TextStream, token: int, at: float) -> bool:
+    """Gives a stream its next token; whether it wants another."""
+    ended = token in stream._end_ids
+    if not ended:
+        stream.text += stream._take(token, at)
+        ended = stream._stops.found or len(stream.ids) == stream._limit
+    if ended:
+        stream.text += "" if stream._stops.found else stream._flush()
+        stream._end(at)
+    return not ended
 
 
 class StopStrings:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from larql._core import Sampler
+from larql.chat_format import ChatFormat
+from larql.chat_template import Message
 from larql.errors import ContextError, InputError
-from larql.generate import Generation, GenerationConfig, TextStream, generate
+from larql.generate import Generation, GenerationConfig, TextStream, generate, generate_together
 from larql.model_file import ModelFile, Progress, make_engine
 from larql.session import FeedProgress, Session, plain_ids
 from larql.source import open_model
@@ -30,7 +32,8 @@ def load(
     cache: bool = True,
     progress: Progress | None = None,
 ) -> Model:
-    """Opens a model: the path of a .vindex or a .gguf file, or the name of one that is installed as a package.
+    """Opens a model: the path of a .vindex or a .gguf file, one on the Hugging Face Hub (hf://owner/repo/file.gguf, or
+    hf://owner/repo for its Q4_K_M file), or the name of one that is installed as a package.
 
     A GGUF file is converted once, into the user's cache folder; `progress` is then told the bytes written and those of
     the whole. Without `cache` its weights are packed in memory, each time anew.
@@ -62,7 +65,24 @@ class Model:
         self.load_s = 0.0  # seconds that `load` took
         self.config = file.config
         self.tokenizer = file.tokenizer
+        self.chat_format = ChatFormat(file.tokenizer, file.chat_template)
         self.engine = make_engine(file, threads=threads, context=context, precision=precision)
+
+    def close(self) -> None:
+        """Frees the weights; what computes with the model or its sessions afterwards raises InputError.
+
+        Leaving a `with` block does it, too.
+        """
+        self.engine.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("cannot pickle a Model; give the other process its path to load it from")
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def encode(self, text: str, bos: bool | None = None, special: bool = True) -> list[int]:
         """The ids of `text`. `bos` puts a BOS token in front (None: as the model wants); `special` turns the text of
@@ -93,6 +113,15 @@ class Model:
         """
         return generate(self.stream(prompt, config, session=session, progress=progress, **options))
 
+    def generate_batch(
+        self, prompts: Iterable[str | Iterable[int]], config: GenerationConfig | None = None, **options: Any
+    ) -> list[Generation]:
+        """Continues several prompts together, which costs much less than one after the other.
+
+        Texts, options and errors are those of `generate`; with a seed, each is drawn as it would be alone.
+        """
+        return generate_together([self.stream(prompt, config, **options) for prompt in prompts])
+
     def stream(
         self,
         prompt: str | Iterable[int],
@@ -120,6 +149,40 @@ class Model:
         elif not session.belongs_to(self.engine):
             raise InputError("the session belongs to another model; make one with this model's session()")
         return TextStream(session, self.tokenizer, sampler, prompt_ids, config, load_s=self.load_s, progress=progress)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        config: GenerationConfig | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        session: Session | None = None,
+        progress: FeedProgress | None = None,
+        **options: Any,
+    ) -> Generation:
+        """Answers the last of some messages, each like {"role": "user", "content": "Hello"}.
+
+        They become text by the chat template of the model or, where it has none, by the usual one of models with such
+        a vocabulary; `tools` are for the template. The rest is as for `generate`. `larql.Chat` keeps a conversation.
+
+        Raises InputError for messages that the template refuses, ModelError for a template that fails.
+        """
+        stream = self.stream_chat(messages, config, tools=tools, session=session, progress=progress, **options)
+        return generate(stream)
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        config: GenerationConfig | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        session: Session | None = None,
+        progress: FeedProgress | None = None,
+        **options: Any,
+    ) -> TextStream:
+        """Like `chat`, but yields pieces of the answer as they come."""
+        prompt = self.chat_format.encode(messages, tools=tools)
+        return self.stream(prompt, config, session=session, progress=progress, **options)
 
     def logits(self, ids: str | Iterable[int]) -> NDArray[np.float32]:
         """The logits [tokens, vocab] after each token. Raises InputError for no tokens, ContextError for too many."""

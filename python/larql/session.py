@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -113,10 +113,7 @@ class Session:
     def _advance(self, new: list[int], last_forward: Callable[[Batch], T], progress: FeedProgress | None) -> T:
         """Appends `new` in chunks; `last_forward` runs the last one, with logits wanted after its last token."""
         held = len(self._ids)
-        if held + len(new) > self.context:
-            raise ContextError(
-                f"{held + len(new)} tokens do not fit in a context of {self.context}", held + len(new), self.context
-            )
+        self._check_room(len(new))
         if len(new) > 1:
             # A prompt begins: where people come back to, so truncating to here should stay cheap.
             self._sequence.snapshot()
@@ -138,6 +135,11 @@ class Session:
         self._ids += new
         return result
 
+    def _check_room(self, n_new: int) -> None:
+        needed = len(self._ids) + n_new
+        if needed > self.context:
+            raise ContextError(f"{needed} tokens do not fit in a context of {self.context}", needed, self.context)
+
     def _rewound(self, length: int) -> _core.Sequence:
         """A copy of the sequence with its first `length` tokens."""
         sequence = self._sequence.fork()
@@ -150,6 +152,25 @@ class Session:
             chunk = ids[i : i + PREFILL_CHUNK]
             self._engine.forward([(sequence, start + i + j, token, False) for j, token in enumerate(chunk)])
             tell(i + len(chunk))
+
+
+def sample_together(sessions: Sequence[Session], tokens: Sequence[int], samplers: Sequence[_core.Sampler]) -> list[int]:
+    """Appends a token to each of some sessions of one engine, and samples what comes next in each, in one forward.
+
+    Raises ContextError when one is full; then nothing is appended.
+    """
+    if not sessions:
+        return []
+    for session in sessions:
+        session._check_room(1)
+    batch = [
+        (session._sequence, len(session._ids), token, True) for session, token in zip(sessions, tokens, strict=True)
+    ]
+    sampled = sessions[0]._engine.forward_sample(batch, samplers)
+    for session, token in zip(sessions, tokens, strict=True):
+        session._ids.append(token)
+        session._logits = None
+    return sampled
 
 
 def _nothing(_done: int) -> None:
