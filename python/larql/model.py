@@ -6,19 +6,22 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from larql._core import Sampler
-from larql.chat_format import ChatFormat
-from larql.chat_template import Message
 from larql.errors import ContextError, InputError
 from larql.generate import Generation, GenerationConfig, TextStream, generate, generate_together
 from larql.model_file import ModelFile, Progress, make_engine
 from larql.session import FeedProgress, Session, plain_ids
 from larql.source import open_model
+
+if TYPE_CHECKING:
+    from larql.chat_format import ChatFormat
+    from larql.chat_template import Message
 
 _LOGITS_CHUNK = 64  # tokens in one forward that returns all logits: 67 MB for a vocabulary of 262,144
 
@@ -65,7 +68,7 @@ class Model:
         self.load_s = 0.0  # seconds that `load` took
         self.config = file.config
         self.tokenizer = file.tokenizer
-        self.chat_format = ChatFormat(file.tokenizer, file.chat_template)
+        self._chat_template = file.chat_template
         self.engine = make_engine(file, threads=threads, context=context, precision=precision)
 
     def close(self) -> None:
@@ -83,6 +86,13 @@ class Model:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @cached_property
+    def chat_format(self) -> ChatFormat:
+        """How messages become ids. Raises ModelError for a chat template that cannot be read."""
+        from larql.chat_format import ChatFormat  # few need it, and Jinja takes time
+
+        return ChatFormat(self.tokenizer, self._chat_template)
 
     def encode(self, text: str, bos: bool | None = None, special: bool = True) -> list[int]:
         """The ids of `text`. `bos` puts a BOS token in front (None: as the model wants); `special` turns the text of
