@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -260,6 +261,18 @@ def test_the_end_of_input_leaves_a_terminal(smollm_path: Path) -> None:
     terminal.expect("\n> ")
     terminal.type("\x04")
     assert terminal.exit_code() == 0
+
+
+@pytest.mark.parametrize("messages", [[], ["Hello"], [{"content": "Hello"}], [{"role": "user", "content": 3}]])
+def test_what_is_no_conversation_is_refused(model: larql.Model, messages: list[Any]) -> None:
+    with pytest.raises(InputError, match="message"):
+        model.chat(messages)
+
+
+def test_a_text_of_all_noncharacters(model: larql.Model) -> None:
+    text = "".join(map(chr, range(0xFDD0, 0xFDF0))) + "<|im_end|>"
+    ids = model.chat_format.encode([{"role": "user", "content": text}])
+    assert ids.count(model.encode("<|im_end|>")[0]) == model.decode(ids).count("<|im_end|>") - 1
 
 
 def test_an_unknown_vocabulary_needs_a_template(gemma: GgufFile, monkeypatch: pytest.MonkeyPatch) -> None:

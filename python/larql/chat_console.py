@@ -1,17 +1,18 @@
-"""The talk of `larql chat`: answers go to stdout, everything else to stderr."""
+"""The talk of `larql chat`: reads messages and commands."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from larql.chat import Chat
 from larql.errors import InputError, LarqlError
-from larql.generate import GenerationConfig
+from larql.generate import GenerationConfig, TextStream
 
 _HELP = """\
+commands:
 /exit           leave (also the end of input: Ctrl-D)
 /reset          forget the conversation
 /system TEXT    put another message before it; without TEXT, none
@@ -20,8 +21,15 @@ A line that ends with \\ goes on in the next one. Ctrl-C stops an answer; at the
 A message that begins with / needs a space before it."""
 
 
-def talk(chat: Chat, config: GenerationConfig, *, history: Path) -> None:
-    """Reads messages from stdin and prints the answers until the end of input or /exit.
+def talk(
+    chat: Chat,
+    config: GenerationConfig,
+    *,
+    history: Path,
+    show: Callable[[TextStream], None],
+    say: Callable[[str], None],
+) -> None:
+    """Reads messages from stdin until the end of input or /exit; answers go to `show`, everything else to `say`.
 
     In a terminal, lines can be edited, and earlier ones are kept in the file `history`. There an error is told and the
     talk goes on; where messages come from a file or a pipe, it is raised. So is a KeyboardInterrupt between answers.
@@ -33,17 +41,20 @@ def talk(chat: Chat, config: GenerationConfig, *, history: Path) -> None:
         for message in _messages(in_terminal):
             try:
                 if message.startswith("/"):
-                    if not _obey(message, chat):
+                    if not _obey(message, chat, say):
                         return
                 elif message.strip():
-                    _answer(chat, message.strip(), config)
+                    try:
+                        show(chat.stream(message.strip(), config))
+                    except KeyboardInterrupt:
+                        say("stopped; once more leaves")
             except LarqlError as error:
                 if not in_terminal:
                     raise
-                _tell(f"{error}")
+                say(str(error))
 
 
-def _obey(command: str, chat: Chat) -> bool:
+def _obey(command: str, chat: Chat, say: Callable[[str], None]) -> bool:
     """Runs a command; whether the talk goes on."""
     name, _, argument = command.partition(" ")
     if name == "/exit":
@@ -53,22 +64,10 @@ def _obey(command: str, chat: Chat) -> bool:
     elif name == "/system":
         chat.system = argument.strip() or None
     elif name == "/help":
-        sys.stderr.write(_HELP + "\n")
+        say(_HELP)
     else:
         raise InputError(f"there is no command {name}; /help lists them")
     return True
-
-
-def _answer(chat: Chat, message: str, config: GenerationConfig) -> None:
-    try:
-        for piece in chat.stream(message, config):
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-        sys.stdout.write("\n")
-    except KeyboardInterrupt:
-        sys.stdout.write("\n")
-        _tell("stopped; once more leaves")
-    sys.stdout.flush()
 
 
 def _messages(in_terminal: bool) -> Iterator[str]:
@@ -118,8 +117,3 @@ def _editing(history: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             history.parent.mkdir(parents=True, exist_ok=True)
             readline.write_history_file(history)
-
-
-def _tell(text: str) -> None:
-    sys.stderr.write(f"larql: {text}\n")
-    sys.stderr.flush()

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
-from larql.chat_template import STANDARD_TEMPLATES, ChatTemplate, Message
+from larql.chat_template import STANDARD_TEMPLATES, ChatTemplate, Message, check_messages
 from larql.errors import InputError
 from larql.tokenizer import Tokenizer
 
-# Characters that Unicode keeps for a program's own use and that no text should have.
-_NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
+# Characters that Unicode keeps for a program's own use and that no text should have; should all be there, private ones.
+_MARKS = (*range(0xFDD0, 0xFDF0), *range(0xF0000, 0xF0100))
 
 
 class ChatFormat:
@@ -50,9 +51,10 @@ class ChatFormat:
         Text of control tokens inside messages stays text. `answers` has the ids of messages that were generated, by
         their index, which stand for their content. Raises as `ChatTemplate.render` does.
         """
+        check_messages(messages)
         answers = answers or {}
         found = json.dumps([dict(message) for message in messages], ensure_ascii=False, default=str)
-        literal, slot = [mark for mark in _NONCHARACTERS if mark not in found][:2]
+        literal, slot = islice((mark for mark in map(chr, _MARKS) if mark not in found), 2)
         marked = []
         for i, message in enumerate(messages):
             if i in answers:

@@ -103,7 +103,7 @@ class ChatTemplate:
 
         Raises InputError for messages that the template refuses or cannot read, ModelError when the template fails.
         """
-        _check(messages)
+        check_messages(messages)
         try:
             return self._template.render(
                 messages=[dict(message) for message in messages],
@@ -158,7 +158,8 @@ def _refuse(message: str) -> NoReturn:
     raise _Refusal(message)
 
 
-def _check(messages: Sequence[Message]) -> None:
+def check_messages(messages: Sequence[Message]) -> None:
+    """Raises InputError for what is no conversation."""
     if not messages:
         raise InputError("a chat needs at least one message")
     for i, message in enumerate(messages):

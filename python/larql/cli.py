@@ -153,7 +153,6 @@ def generate(
         raise typer.BadParameter("--system needs --chat")
 
     from larql.generate import GenerationConfig
-    from larql.model import load
     from larql.progress import ProgressBar
 
     config = GenerationConfig(
@@ -167,10 +166,7 @@ def generate(
         stop=stop or (),
         logprobs=logprobs,
     )
-    with ProgressBar(f"converting {model}") as progress:
-        loaded = load(
-            model, threads=threads, context=ctx, precision=precision.value, cache=not no_cache, progress=progress
-        )
+    loaded = _load(model, threads=threads, ctx=ctx, precision=precision, no_cache=no_cache)
     with ProgressBar("reading the prompt", unit="tokens", after=1.0) as progress:
         if chat:
             _warn_of_base_model(loaded, model)
@@ -208,8 +204,6 @@ def talk(
     from larql.chat import Chat
     from larql.chat_console import talk as run
     from larql.generate import GenerationConfig
-    from larql.model import load
-    from larql.progress import ProgressBar
 
     config = GenerationConfig(
         max_tokens=max_tokens,
@@ -221,17 +215,17 @@ def talk(
         seed=seed,
         stop=stop or (),
     )
-    with ProgressBar(f"converting {model}") as progress:
-        loaded = load(
-            model, threads=threads, context=ctx, precision=precision.value, cache=not no_cache, progress=progress
-        )
+    loaded = _load(model, threads=threads, ctx=ctx, precision=precision, no_cache=no_cache)
     _warn_of_base_model(loaded, model)
-    run(Chat(loaded, system=system), config, history=cache_folder() / "chat_history")
+    history = cache_folder() / "chat_history"
+    run(Chat(loaded, system=system), config, history=history, show=_print_pieces, say=_say)
 
 
 @app.command()
 def convert(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="A .gguf file, or the name of an installed model.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SRC", help="A .gguf file, hf://owner/repo[/file.gguf], or an installed model.")
+    ],
     target: Annotated[Path, typer.Argument(metavar="DST", help="The folder to make, such as model.vindex.")],
 ) -> None:
     """Pack a model into a .vindex, which opens at once."""
@@ -424,6 +418,16 @@ def _open(model: str, *, cache: bool) -> ModelFile:
 
     with ProgressBar(f"converting {model}") as progress:
         return open_model(model, cache=cache, progress=progress)
+
+
+def _load(model: str, *, threads: int | None, ctx: int | None, precision: Precision, no_cache: bool) -> Model:
+    from larql.model import load
+    from larql.progress import ProgressBar
+
+    with ProgressBar(f"converting {model}") as progress:
+        return load(
+            model, threads=threads, context=ctx, precision=precision.value, cache=not no_cache, progress=progress
+        )
 
 
 def _read_prompt(prompt: str | None, file: Path | None) -> str:

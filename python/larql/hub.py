@@ -117,15 +117,11 @@ def _fetch(repo: str, file: str, revision: str | None, *, quiet: bool) -> Path:
 
 def _asked(repo: str, ask: Callable[[], T]) -> T:
     """What `ask` gets from the Hub; whatever goes wrong becomes one line."""
-    try:
-        from huggingface_hub import constants, errors
-    except ImportError:
-        raise ModelError("models of the Hub need a package: pip install huggingface_hub") from None
+    from huggingface_hub import constants, errors
+
     place = f"{constants.ENDPOINT}/{repo}"
     try:
         return ask()
-    except ModelError:
-        raise
     except errors.GatedRepoError as error:
         raise ModelError(f"{place} wants its terms accepted: do so there, and set HF_TOKEN to your token") from error
     except errors.RepositoryNotFoundError as error:
