@@ -65,19 +65,23 @@ impl Engine {
     /// Checks a model's tensors against its config and starts the workers.
     ///
     /// # Errors
-    /// `Error::Model` for tensors that do not fit, `Error::Input` for options out of range.
+    /// `Error::Model` for tensors that do not fit, `Error::Input` for options out of range or a context that there is no
+    /// memory for.
     pub fn new(source: &Source, config: ModelConfig, options: EngineOptions) -> Result<Self> {
         let context = options.context.unwrap_or(config.context_length);
         if context == 0 || context > config.context_length {
             let limit = config.context_length;
             return Err(input_error!("context is {context}; this model holds from 1 to {limit} tokens"));
         }
+        let fast = options.precision == Precision::Fast;
+        let layout = KvLayout::new(&config, if fast { KvType::F16 } else { KvType::F32 });
+        if options.context.is_some() {
+            check_memory(&layout, context)?;
+        }
         let mut team = Team::new(thread_count(options.threads)?)?;
         let weights = team.enter(false, |crew| Weights::load(crew, source, &config))?;
-        let fast = options.precision == Precision::Fast;
-        let kv_type = if fast { KvType::F16 } else { KvType::F32 };
         Ok(Self {
-            layout: Arc::new(KvLayout::new(&config, kv_type)),
+            layout: Arc::new(layout),
             model: Model::new(config, weights),
             kernels: kernels::choose()?,
             precision: options.precision,
@@ -139,7 +143,8 @@ impl Engine {
     ///
     /// # Errors
     /// `Error::Input` for a token, position or sequence that does not fit, `Error::Context` for a sequence that
-    /// would grow too long, `Error::Internal` when a worker panicked, and those of `watch` and `finish`.
+    /// would grow too long, `Error::Model` when the weights have changed on disk, `Error::Internal` when a worker
+    /// panicked, and those of `watch` and `finish`.
     pub fn forward<R>(
         &mut self,
         sequences: &mut [&mut Sequence],
@@ -148,19 +153,7 @@ impl Engine {
         finish: impl FnOnce(Vec<f32>) -> Result<R>,
     ) -> Result<R> {
         let n_new = self.check(sequences, batch)?;
-        for (sequence, n) in sequences.iter_mut().zip(&n_new) {
-            sequence.reserve(*n);
-        }
-        let blocks = query_blocks(batch, sequences.len());
-        let Self { model, kernels, team, scratch, .. } = self;
-        scratch.profile.start();
-        let outcome = team.enter(scratch.profile.is_on(), |crew| {
-            let forward = Forward { model, kernels, crew };
-            let result = forward.run(sequences, batch, &blocks, scratch, watch).and_then(finish);
-            scratch.profile.lap(Stage::Sampling, crew);
-            result
-        });
-        self.scratch.profile.finish();
+        let outcome = self.run(sequences, batch, &n_new, watch, finish);
         for (sequence, n) in sequences.iter_mut().zip(&n_new) {
             if outcome.is_ok() {
                 sequence.commit(*n);
@@ -169,6 +162,47 @@ impl Engine {
             }
         }
         outcome
+    }
+
+    /// Feeds a batch that was checked, without making its tokens part of the sequences.
+    fn run<R>(
+        &mut self,
+        sequences: &mut [&mut Sequence],
+        batch: &[BatchItem],
+        n_new: &[usize],
+        watch: &mut Watch,
+        finish: impl FnOnce(Vec<f32>) -> Result<R>,
+    ) -> Result<R> {
+        sequences.iter_mut().zip(n_new).try_for_each(|(sequence, n)| sequence.reserve(*n))?;
+        let blocks = query_blocks(batch, sequences.len());
+        let Self { model, kernels, team, scratch, .. } = self;
+        scratch.profile.start();
+        let outcome = team.enter(scratch.profile.is_on(), |crew| {
+            let forward = Forward { model, kernels, crew };
+            let result = forward.run(sequences, batch, &blocks, scratch, watch).and_then(|logits| {
+                model.weights.check()?;
+                finish(logits)
+            });
+            scratch.profile.lap(Stage::Sampling, crew);
+            result
+        });
+        self.scratch.profile.finish();
+        outcome
+    }
+
+    /// The logits [n, vocab_size] that states [n, hidden_size] of the residual stream would give after the last layer.
+    ///
+    /// # Errors
+    /// `Error::Internal` when a worker panicked, `Error::Model` when the weights have changed on disk.
+    pub fn unembed(&mut self, states: &[f32]) -> Result<Vec<f32>> {
+        let Self { model, kernels, team, scratch, .. } = self;
+        team.enter(false, |crew| {
+            let hidden = model.config.hidden_size;
+            let state = |i: usize| &states[i * hidden..][..hidden];
+            let logits = Forward { model, kernels, crew }.unembed(states.len() / hidden, state, scratch);
+            model.weights.check()?;
+            Ok(logits)
+        })
     }
 
     /// Checks a batch and counts each sequence's new tokens.
@@ -197,4 +231,13 @@ impl Engine {
         }
         Ok(n_new)
     }
+}
+
+/// Whether there is memory for a sequence that fills the context; what is asked for here is given back.
+fn check_memory(layout: &KvLayout, context: usize) -> Result<()> {
+    let bytes = layout.bytes(context);
+    Vec::<u8>::new().try_reserve_exact(bytes).map_err(|_| {
+        let gigabytes = bytes as f64 / 1e9;
+        input_error!("a context of {context} tokens takes {gigabytes:.1} GB, which cannot be had: choose a smaller one")
+    })
 }

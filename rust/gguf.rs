@@ -16,10 +16,8 @@
 //! never a panic, and memory stays within a small multiple of the header, whose length is limited.
 
 use crate::error::{Result, model_error};
-use memmap2::Mmap;
+use crate::mapped::MappedFile;
 use std::collections::HashMap;
-use std::fs::{self, File};
-use std::io;
 use std::path::{Path, PathBuf};
 
 mod header;
@@ -29,12 +27,12 @@ mod tests;
 pub use header::{Array, Header, TensorInfo, Value, parse};
 use header::{Shown, broken, unsigned, within};
 
-/// An open model: all its shards, mapped and checked. The files must not change while it lives.
+/// An open model: all its shards, mapped and checked.
 #[derive(Debug)]
 pub struct Gguf {
     version: u32,
     paths: Vec<PathBuf>,
-    maps: Vec<Mmap>,
+    files: Vec<MappedFile>,
     metadata: Vec<(String, Value)>,
     tensors: Vec<TensorInfo>,
     tensor_idx: HashMap<String, usize>,
@@ -50,7 +48,7 @@ impl Gguf {
         let mut gguf = Self {
             version: 0,
             paths: Vec::new(),
-            maps: Vec::new(),
+            files: Vec::new(),
             metadata: Vec::new(),
             tensors: Vec::new(),
             tensor_idx: HashMap::new(),
@@ -103,24 +101,32 @@ impl Gguf {
 
     /// The data of a tensor, which must be one of this model's own.
     pub fn bytes(&self, tensor: &TensorInfo) -> &[u8] {
-        &self.maps[tensor.shard][tensor.start..][..tensor.n_bytes]
+        &self.files[tensor.shard][tensor.start..][..tensor.n_bytes]
+    }
+
+    /// Whether what was read is what the files had when they were opened.
+    ///
+    /// # Errors
+    /// `Error::Model` names the first file that has changed.
+    pub fn check(&self) -> Result<()> {
+        self.files.iter().try_for_each(MappedFile::check)
     }
 
     /// Adds the next shard. Metadata is the first shard's; what the others repeat is theirs alone.
-    fn add(&mut self, Shard { path, map, header }: Shard) -> Result<()> {
-        if self.maps.is_empty() {
+    fn add(&mut self, Shard { path, file, header }: Shard) -> Result<()> {
+        if self.files.is_empty() {
             self.version = header.version;
             self.metadata = header.metadata;
         }
         for mut tensor in header.tensors {
-            tensor.shard = self.maps.len();
+            tensor.shard = self.files.len();
             if self.tensor_idx.insert(tensor.name.clone(), self.tensors.len()).is_some() {
                 return Err(broken!("{}: another shard also has a tensor {}", path.display(), Shown(&tensor.name)));
             }
             self.tensors.push(tensor);
         }
         self.paths.push(path);
-        self.maps.push(map);
+        self.files.push(file);
         Ok(())
     }
 }
@@ -128,15 +134,18 @@ impl Gguf {
 /// One mapped file.
 struct Shard {
     path: PathBuf,
-    map: Mmap,
+    file: MappedFile,
     header: Header,
 }
 
 impl Shard {
     fn open(path: &Path) -> Result<Self> {
-        let map = map_file(path)?;
-        let header = within(path.display(), parse(&map))?;
-        Ok(Self { path: path.to_owned(), map, header })
+        let file = MappedFile::open(path)?;
+        if file.is_empty() {
+            return Err(broken!("{}: the file is empty", path.display()));
+        }
+        let header = within(path.display(), parse(&file))?;
+        Ok(Self { path: path.to_owned(), file, header })
     }
 
     /// Opens shard `no` of the model that the file at `path` is a part of.
@@ -198,26 +207,4 @@ impl Split {
             )),
         }
     }
-}
-
-fn map_file(path: &Path) -> Result<Mmap> {
-    let shown_path = path.display();
-    let unreadable = |error: io::Error| match error.kind() {
-        io::ErrorKind::NotFound => model_error!("{shown_path}: there is no such file"),
-        _ => model_error!("{shown_path}: cannot be read: {error}"),
-    };
-    // Asked before opening, because opening a FIFO waits for its writer.
-    let kind = fs::metadata(path).map_err(unreadable)?;
-    if kind.is_dir() {
-        return Err(model_error!("{shown_path}: is a directory: give the path of a .gguf file"));
-    }
-    if !kind.is_file() {
-        return Err(model_error!("{shown_path}: is not a regular file: give the path of a .gguf file"));
-    }
-    let file = File::open(path).map_err(unreadable)?;
-    if file.metadata().map_err(unreadable)?.len() == 0 {
-        return Err(broken!("{shown_path}: the file is empty"));
-    }
-    // SAFETY: the map is only read; whoever opens a Gguf keeps the file unchanged while it lives, as its docs demand.
-    unsafe { Mmap::map(&file) }.map_err(unreadable)
 }

@@ -5,10 +5,11 @@
 //! later position can see; a snapshot keeps them, so that going back to it needs no recomputation.
 
 use crate::config::ModelConfig;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, input_error};
 use crate::kernels::{LANES, Stored, TILE};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
+use std::collections::TryReserveError;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -24,6 +25,15 @@ pub enum KvType {
     F16,
     /// As computed.
     F32,
+}
+
+impl KvType {
+    fn bytes(self) -> usize {
+        match self {
+            KvType::F16 => size_of::<f16>(),
+            KvType::F32 => size_of::<f32>(),
+        }
+    }
 }
 
 /// What all sequences of one engine have in common.
@@ -51,11 +61,33 @@ impl KvLayout {
     fn head_len(&self) -> usize {
         PAGE * self.head_dim
     }
+
+    /// Elements of the keys (or values) of a page.
+    fn page_len(&self) -> usize {
+        self.n_kv_heads * self.head_len()
+    }
+
+    /// Bytes of a page.
+    fn page_bytes(&self) -> usize {
+        2 * self.page_len() * self.kv_type.bytes()
+    }
+
+    /// Bytes that a sequence of `len` tokens takes, without those of its snapshots.
+    pub fn bytes(&self, len: usize) -> usize {
+        let n_pages = |window: &Option<usize>| len.div_ceil(PAGE) - first_kept_page(*window, len);
+        self.windows.iter().map(n_pages).sum::<usize>().saturating_mul(self.page_bytes())
+    }
 }
 
 /// First position that a later query can see when `len` tokens are held.
 fn first_visible(window: Option<usize>, len: usize) -> usize {
     window.map_or(0, |w| (len + 1).saturating_sub(w))
+}
+
+/// First page that is kept when `len` tokens are held: one more than needed, so that going back a few tokens finds
+/// everything in place.
+fn first_kept_page(window: Option<usize>, len: usize) -> usize {
+    (first_visible(window, len) / PAGE).saturating_sub(1)
 }
 
 /// Keys and values of one layer at PAGE positions.
@@ -67,6 +99,17 @@ struct Page {
     values: Store,
 }
 
+impl Page {
+    fn zeroed(layout: &KvLayout) -> Result<Self> {
+        let store = || {
+            Store::zeroed(layout.kv_type, layout.page_len()).map_err(|_| {
+                input_error!("there is no memory for the keys and values of more tokens: shorten the text")
+            })
+        };
+        Ok(Self { keys: store()?, values: store()? })
+    }
+}
+
 #[derive(Clone)]
 enum Store {
     F16(Box<[f16]>),
@@ -74,10 +117,32 @@ enum Store {
 }
 
 impl Store {
-    fn new(kv_type: KvType, len: usize) -> Self {
-        match kv_type {
-            KvType::F16 => Store::F16(vec![f16::ZERO; len].into()),
-            KvType::F32 => Store::F32(vec![0.0; len].into()),
+    fn zeroed(kv_type: KvType, len: usize) -> std::result::Result<Self, TryReserveError> {
+        Ok(match kv_type {
+            KvType::F16 => Store::F16(zeros(len, f16::ZERO)?),
+            KvType::F32 => Store::F32(zeros(len, 0.0)?),
+        })
+    }
+
+    /// Appends the elements, little-endian.
+    fn append_to(&self, bytes: &mut Vec<u8>) {
+        match self {
+            Store::F16(data) => data.iter().for_each(|value| bytes.extend(value.to_le_bytes())),
+            Store::F32(data) => data.iter().for_each(|value| bytes.extend(value.to_le_bytes())),
+        }
+    }
+
+    /// Takes the elements from bytes that `append_to` wrote for as many.
+    fn fill_from(&mut self, bytes: &[u8]) {
+        match self {
+            Store::F16(data) => {
+                let (elements, _) = bytes.as_chunks();
+                data.iter_mut().zip(elements).for_each(|(value, bytes)| *value = f16::from_le_bytes(*bytes));
+            }
+            Store::F32(data) => {
+                let (elements, _) = bytes.as_chunks();
+                data.iter_mut().zip(elements).for_each(|(value, bytes)| *value = f32::from_le_bytes(*bytes));
+            }
         }
     }
 
@@ -98,6 +163,13 @@ impl Store {
             Store::F32(data) => Stored::F32(&data[range]),
         }
     }
+}
+
+fn zeros<T: Clone>(len: usize, zero: T) -> std::result::Result<Box<[T]>, TryReserveError> {
+    let mut data = Vec::new();
+    data.try_reserve_exact(len)?;
+    data.resize(len, zero);
+    Ok(data.into())
 }
 
 /// The largest finite number instead of an infinity.
@@ -154,16 +226,17 @@ impl Sequence {
     }
 
     /// Makes pages for `n` more positions in every layer.
-    pub fn reserve(&mut self, n: usize) {
+    ///
+    /// # Errors
+    /// `Error::Input` when there is no memory for them; some may be made.
+    pub fn reserve(&mut self, n: usize) -> Result<()> {
         let n_pages = (self.len + n).div_ceil(PAGE);
-        let len = self.layout.n_kv_heads * self.layout.head_len();
-        let kv_type = self.layout.kv_type;
         for table in &mut self.tables {
             while table.0.len() < n_pages {
-                let page = Page { keys: Store::new(kv_type, len), values: Store::new(kv_type, len) };
-                table.0.push(Some(Arc::new(page)));
+                table.0.push(Some(Arc::new(Page::zeroed(&self.layout)?)));
             }
         }
+        Ok(())
     }
 
     /// Stores one position's keys and values, both [kv head, head_dim], at a reserved position.
@@ -193,8 +266,7 @@ impl Sequence {
     pub fn commit(&mut self, n: usize) {
         self.len += n;
         for (table, window) in self.tables.iter_mut().zip(&self.layout.windows) {
-            // One page more than needed, so that going back a few tokens finds everything in place.
-            let kept_from = (first_visible(*window, self.len) / PAGE).saturating_sub(1);
+            let kept_from = first_kept_page(*window, self.len);
             // Pages are dropped in order, so the first one that is gone ends the search.
             table.0[..kept_from].iter_mut().rev().take_while(|page| page.is_some()).for_each(|page| *page = None);
         }
@@ -246,6 +318,75 @@ impl Sequence {
         self.rollback();
         Ok(self.len)
     }
+
+    /// The content without its snapshots: the number of tokens, and of each layer the number of the first page that is
+    /// kept, keys and values of this page, and so on to the last one. Little-endian, numbers in 8 bytes.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.layout.bytes(self.len) + 8 * (1 + self.tables.len()));
+        bytes.extend((self.len as u64).to_le_bytes());
+        for table in &self.tables {
+            let first = table.0.iter().take_while(|page| page.is_none()).count();
+            bytes.extend((first as u64).to_le_bytes());
+            for page in table.0[first..].iter().flatten() {
+                page.keys.append_to(&mut bytes);
+                page.values.append_to(&mut bytes);
+            }
+        }
+        bytes
+    }
+
+    /// A sequence of `len` tokens from what `to_bytes` gave for a sequence of the same layout.
+    ///
+    /// # Errors
+    /// `Error::Input` when the bytes are something else, or there is no memory.
+    pub fn from_bytes(layout: Arc<KvLayout>, len: usize, bytes: &[u8]) -> Result<Self> {
+        let mut rest = Reader(bytes);
+        if rest.number()? != len {
+            return Err(not_a_cache());
+        }
+        let n_pages = len.div_ceil(PAGE);
+        let mut sequence = Self::new(layout.clone());
+        for (table, window) in sequence.tables.iter_mut().zip(&layout.windows) {
+            let first = rest.number()?;
+            if first > first_visible(*window, len) / PAGE {
+                return Err(not_a_cache());
+            }
+            table.0 = vec![None; first];
+            for _ in first..n_pages {
+                let half = layout.page_bytes() / 2;
+                let (keys, values) = (rest.take(half)?, rest.take(half)?);
+                let mut page = Page::zeroed(&layout)?;
+                page.keys.fill_from(keys);
+                page.values.fill_from(values);
+                table.0.push(Some(Arc::new(page)));
+            }
+        }
+        if !rest.0.is_empty() {
+            return Err(not_a_cache());
+        }
+        sequence.len = len;
+        Ok(sequence)
+    }
+}
+
+/// What is left of some bytes.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, n: usize) -> Result<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(n).ok_or_else(not_a_cache)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn number(&mut self) -> Result<usize> {
+        let bytes = self.take(8)?.try_into().expect("8 bytes");
+        usize::try_from(u64::from_le_bytes(bytes)).map_err(|_| not_a_cache())
+    }
+}
+
+fn not_a_cache() -> Error {
+    input_error!("the keys and values are not those of a sequence of this model")
 }
 
 #[cfg(test)]
@@ -259,7 +400,7 @@ mod tests {
     }
 
     fn feed(sequence: &mut Sequence, n: usize, mark: f32) {
-        sequence.reserve(n);
+        sequence.reserve(n).unwrap();
         for position in sequence.len()..sequence.len() + n {
             for layer in 0..sequence.tables.len() {
                 let keys: Vec<f32> = (0..2 * DIM).map(|i| mark + position as f32 + i as f32 / 8.0).collect();
@@ -325,7 +466,7 @@ mod tests {
     fn rollback_leaves_the_sequence_as_it_was() {
         let mut sequence = Sequence::new(layout(&[None], KvType::F32));
         feed(&mut sequence, 60, 0.0);
-        sequence.reserve(200);
+        sequence.reserve(200).unwrap();
         sequence.write(0, 60, &[9.0; 2 * DIM], &[9.0; 2 * DIM]);
         sequence.rollback();
         assert_eq!((sequence.len(), sequence.tables[0].0.len()), (60, 1));
@@ -336,8 +477,47 @@ mod tests {
     #[test]
     fn large_values_saturate() {
         let mut sequence = Sequence::new(layout(&[None], KvType::F16));
-        sequence.reserve(1);
+        sequence.reserve(1).unwrap();
         sequence.write(0, 0, &[1e9; 2 * DIM], &[-1e9; 2 * DIM]);
         assert_eq!(element(&sequence, 0, 0), (65_504.0, -65_504.0));
+    }
+
+    #[test]
+    fn bytes_give_the_same_sequence() {
+        for kv_type in [KvType::F16, KvType::F32] {
+            let layout = layout(&[None, Some(40)], kv_type);
+            let mut sequence = Sequence::new(layout.clone());
+            for n in [0, 1, 69, 120] {
+                feed(&mut sequence, n, 0.0);
+                let bytes = sequence.to_bytes();
+                let mut read = Sequence::from_bytes(layout.clone(), sequence.len(), &bytes).unwrap();
+                assert_eq!(read.to_bytes(), bytes);
+                assert_eq!(bytes.len(), layout.bytes(sequence.len()) + 3 * 8);
+                feed(&mut read, 50, 0.0);
+                expect(&read, 0, 0..read.len(), 0.0);
+                expect(&read, 1, read.len().saturating_sub(39)..read.len(), 0.0);
+            }
+        }
+    }
+
+    #[test]
+    fn other_bytes_are_refused() {
+        let wide = layout(&[None, Some(100)], KvType::F16);
+        let mut sequence = Sequence::new(wide.clone());
+        feed(&mut sequence, 300, 0.0);
+        let bytes = sequence.to_bytes();
+        let refused = |layout: &Arc<KvLayout>, len, bytes: &[u8]| {
+            let error = Sequence::from_bytes(layout.clone(), len, bytes).err().expect("refused");
+            assert!(error.to_string().contains("not those of a sequence of this model"));
+        };
+        for n in [0, 7, 8, 20, 1000, bytes.len() - 1] {
+            refused(&wide, 300, &bytes[..n]);
+        }
+        refused(&wide, 301, &bytes);
+        refused(&wide, 300, &[&bytes[..], &[0]].concat());
+        refused(&layout(&[None, Some(100)], KvType::F32), 300, &bytes);
+        refused(&layout(&[None, None], KvType::F16), 300, &bytes);
+        let huge = [&300_u64.to_le_bytes()[..], &u64::MAX.to_le_bytes()].concat();
+        refused(&wide, 300, &huge);
     }
 }

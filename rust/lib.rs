@@ -21,6 +21,7 @@ pub mod sampler;
 pub mod weights;
 pub mod vindex;
 pub mod gguf;
+pub mod mapped;
 pub mod memory;
 pub mod profile;
 pub mod roofline;

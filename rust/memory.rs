@@ -2,9 +2,7 @@
 //! address translation, which cost a third of the read bandwidth where it was measured.
 
 use crate::error::{Result, model_error};
-use memmap2::{Mmap, MmapMut};
-use std::fs::File;
-use std::io;
+use memmap2::MmapMut;
 
 /// Anonymous memory, on a boundary of a page.
 #[derive(Debug)]
@@ -35,19 +33,4 @@ impl std::ops::DerefMut for Memory {
     fn deref_mut(&mut self) -> &mut [u8] {
         &mut self.0
     }
-}
-
-/// Maps a whole file for reading.
-///
-/// # Errors
-/// Those of the system.
-///
-/// # Safety
-/// - The file must not change while the map lives.
-pub unsafe fn map_file(file: &File) -> io::Result<Mmap> {
-    // SAFETY: passed on to the caller.
-    let map = unsafe { Mmap::map(file) }?;
-    #[cfg(target_os = "linux")]
-    let _ = map.advise(memmap2::Advice::HugePage); // as above
-    Ok(map)
 }

@@ -270,16 +270,23 @@ impl Forward<'_> {
 
     /// Logits of the rows that want them.
     fn head(&self, batch: &[BatchItem], s: &mut Scratch) -> Vec<f32> {
-        let Model { config, weights, .. } = self.model;
-        let hidden = config.hidden_size;
+        let hidden = self.model.config.hidden_size;
         let wanted: Vec<usize> = (0..batch.len()).filter(|i| batch[*i].want_logits).collect();
+        let residual = std::mem::take(&mut s.residual);
+        let logits = self.unembed(wanted.len(), |i| &residual[wanted[i] * hidden..][..hidden], s);
+        s.residual = residual;
+        logits
+    }
+
+    /// Logits [n, vocab_size] of `n` states of the residual stream [hidden_size].
+    pub fn unembed<'a>(&self, n: usize, state: impl Fn(usize) -> &'a [f32] + Sync, s: &mut Scratch) -> Vec<f32> {
+        let Model { config, weights, .. } = self.model;
         let mut logits = Vec::new();
-        if wanted.is_empty() {
+        if n == 0 {
             return logits;
         }
-        let residual = &s.residual;
-        s.normed.fill(self.crew, self.kernels, wanted.len(), hidden, |i, row| {
-            self.rms_norm(&residual[wanted[i] * hidden..][..hidden], &weights.norm, row);
+        s.normed.fill(self.crew, self.kernels, n, config.hidden_size, |i, row| {
+            self.rms_norm(state(i), &weights.norm, row);
         });
         s.profile.lap(Stage::Norms, self.crew);
         let mut products = [Product { weight: weights.lm_head(), then: Then::Store, out: &mut logits }];

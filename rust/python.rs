@@ -1,25 +1,21 @@
-//! The Python module `larql._core`: the only file that knows Python.
+//! The Python module `larql._core`: only this module knows Python.
 //!
 //! Signatures and documentation for users are in `python/larql/_core.pyi`.
 
-use crate::activations::Activations;
 use crate::batch::BatchItem;
 use crate::config::ModelConfig;
 use crate::engine::{self, EngineOptions, Precision};
 use crate::error::{Error, input_error};
 use crate::gguf::{self, Array, Value};
-use crate::kernels;
 use crate::kv_cache;
-use crate::matmul::{Product, Then, matmul};
-use crate::quant::{DType, blocks};
-use crate::roofline;
+use crate::quant::blocks;
 use crate::sampler::{self, SamplerConfig};
 use crate::team::{Team, thread_count};
 use crate::vindex;
-use crate::weights::{Source, Weight};
+use crate::weights::Source;
 use numpy::{
     IntoPyArray, PyArray1, PyArray2, PyArray3, PyArrayDyn, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2,
-    PyReadonlyArrayDyn, PyUntypedArrayMethods,
+    PyUntypedArrayMethods,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyOSError;
@@ -30,6 +26,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
+
+mod tools;
 
 /// How often a running forward looks for Ctrl-C.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
@@ -245,6 +243,10 @@ impl Sequence {
     fn snapshot(&self, py: Python<'_>) {
         py.detach(|| lock(&self.0).snapshot());
     }
+
+    fn to_bytes<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u8>> {
+        py.detach(|| lock(&self.0).to_bytes()).into_pyarray(py)
+    }
 }
 
 #[pyclass(frozen, module = "larql._core")]
@@ -457,6 +459,17 @@ impl Engine {
         Sequence(Mutex::new(kv_cache::Sequence::new(self.layout.clone())))
     }
 
+    fn sequence_from_bytes(
+        &self,
+        py: Python<'_>,
+        length: usize,
+        bytes: PyReadonlyArray1<'_, u8>,
+    ) -> PyResult<Sequence> {
+        let bytes = bytes.as_slice()?;
+        let sequence = py.detach(|| kv_cache::Sequence::from_bytes(self.layout.clone(), length, bytes))?;
+        Ok(Sequence(Mutex::new(sequence)))
+    }
+
     fn forward<'py>(&self, py: Python<'py>, batch: Vec<PyItem<'py>>) -> PyResult<Bound<'py, PyArray2<f32>>> {
         let batch = Batch::new(batch);
         let logits = self.run(py, &batch, None, Ok)?;
@@ -479,6 +492,18 @@ impl Engine {
             let rows = logits.chunks_exact(self.vocab_size);
             samplers.iter().zip(rows).map(|(sampler, row)| lock(&sampler.get().0).sample(row)).collect()
         })
+    }
+
+    fn unembed<'py>(&self, py: Python<'py>, states: PyReadonlyArray2<'py, f32>) -> PyResult<Bound<'py, PyArray2<f32>>> {
+        let (n, width) = (states.shape()[0], states.shape()[1]);
+        if width != self.trace_shape.1 {
+            return Err(
+                input_error!("the states have {width} elements; this model's have {}", self.trace_shape.1).into()
+            );
+        }
+        let states = states.as_slice()?;
+        let logits = self.with(py, |engine| Ok(engine.unembed(states)?))?;
+        logits.into_pyarray(py).reshape([n, self.vocab_size])
     }
 
     /// Frees the weights when what runs has come to its end.
@@ -521,118 +546,15 @@ impl Engine {
     }
 }
 
-#[pyfunction]
-fn dequantize<'py>(
-    py: Python<'py>,
-    dtype: &str,
-    data: PyReadonlyArray1<'py, u8>,
-) -> PyResult<Bound<'py, PyArray1<f32>>> {
-    let dtype = dtype_of(dtype)?;
-    let data = data.as_slice()?;
-    let (n, block, name) = (data.len(), dtype.block_bytes(), dtype.name());
-    if !n.is_multiple_of(block) {
-        return Err(input_error!("{n} bytes are not whole blocks of {name} ({block} bytes)").into());
-    }
-    let mut values = vec![0.0; n / block * dtype.block_len()];
-    py.detach(|| blocks::decode(dtype, data, &mut values));
-    Ok(values.into_pyarray(py))
-}
-
-/// A packed matrix with its own workers.
-#[pyclass(frozen, module = "larql._core")]
-struct Matrix {
-    weight: Weight,
-    fast: bool,
-    team: Mutex<Team>,
-}
-
-#[pymethods]
-impl Matrix {
-    #[new]
-    #[pyo3(signature = (dtype, data, columns, *, precision="fast", threads=1))]
-    fn new(
-        py: Python<'_>,
-        dtype: &str,
-        data: PyReadonlyArray2<'_, u8>,
-        columns: usize,
-        precision: &str,
-        threads: usize,
-    ) -> PyResult<Self> {
-        let dtype = dtype_of(dtype)?;
-        let fast = Precision::from_name(precision)? == Precision::Fast;
-        let (rows, data) = (data.shape()[0], data.as_slice()?);
-        let mut team = Team::new(thread_count(Some(threads))?)?;
-        let weight = py.detach(|| team.enter(false, |crew| Weight::pack(crew, dtype, rows, columns, data)))?;
-        Ok(Self { weight, fast, team: Mutex::new(team) })
-    }
-
-    #[getter]
-    fn n_bytes(&self) -> usize {
-        self.weight.n_bytes()
-    }
-
-    fn multiply<'py>(&self, py: Python<'py>, x: PyReadonlyArrayDyn<'py, f32>) -> PyResult<Bound<'py, PyArrayDyn<f32>>> {
-        let (mut shape, x) = (x.shape().to_vec(), x.as_slice()?);
-        let cols = self.weight.cols;
-        if !(1..=2).contains(&shape.len()) || shape[shape.len() - 1] != cols {
-            return Err(input_error!("x has shape {shape:?}; it must be [{cols}] or [n, {cols}]").into());
-        }
-        let mut out = Vec::new();
-        py.detach(|| {
-            let kernels = kernels::choose()?;
-            lock(&self.team).enter(false, |crew| {
-                let mut inputs = Activations::new(self.fast);
-                inputs.fill(crew, kernels, x.len() / cols, cols, |i, row| row.copy_from_slice(&x[i * cols..][..cols]));
-                matmul(
-                    crew,
-                    kernels,
-                    &inputs,
-                    &mut [Product { weight: &self.weight, then: Then::Store, out: &mut out }],
-                );
-                Ok(())
-            })
-        })?;
-        *shape.last_mut().expect("checked above") = self.weight.rows;
-        out.into_pyarray(py).reshape(shape)
-    }
-}
-
-#[pyfunction]
-fn default_threads() -> PyResult<usize> {
-    Ok(thread_count(None)?)
-}
-
-#[pyfunction]
-#[pyo3(signature = (buffer, *, threads, prefetch))]
-fn measure_read(py: Python<'_>, buffer: PyReadonlyArray1<'_, u8>, threads: usize, prefetch: bool) -> PyResult<f64> {
-    let buffer = buffer.as_slice()?;
-    Ok(py.detach(|| roofline::read_seconds(buffer, threads, prefetch))?)
-}
-
-#[pyfunction]
-#[pyo3(signature = (kind, *, threads))]
-fn measure_peak(py: Python<'_>, kind: &str, threads: usize) -> PyResult<f64> {
-    Ok(py.detach(|| roofline::peak(kind, threads))?)
-}
-
-/// An unknown type name is the caller's mistake here, not the model's.
-fn dtype_of(name: &str) -> PyResult<DType> {
-    Ok(DType::from_name(name).map_err(|e| Error::Input(e.to_string()))?)
-}
-
 #[pymodule]
 fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
     m.add("build_profile", if cfg!(debug_assertions) { "debug" } else { "release" })?;
     m.add_class::<Gguf>()?;
     m.add_class::<Vindex>()?;
-    m.add_class::<Matrix>()?;
     m.add_class::<Sequence>()?;
     m.add_class::<Sampler>()?;
     m.add_class::<Engine>()?;
     m.add_function(wrap_pyfunction!(write_weights, m)?)?;
-    m.add_function(wrap_pyfunction!(dequantize, m)?)?;
-    m.add_function(wrap_pyfunction!(default_threads, m)?)?;
-    m.add_function(wrap_pyfunction!(measure_read, m)?)?;
-    m.add_function(wrap_pyfunction!(measure_peak, m)?)
+    tools::register(m)
 }

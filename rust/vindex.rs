@@ -6,16 +6,15 @@
 
 use crate::error::{Error, Result, model_error};
 use crate::gguf::Gguf;
-use crate::memory::map_file;
+use crate::mapped::MappedFile;
 use crate::pack::{PANEL, pack_panel, packed_len};
 use crate::quant::{DType, blocks};
 use crate::team::Crew;
-use memmap2::Mmap;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::HashSet;
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs::File;
+use std::io::Write;
 use std::ops::Range;
 use std::path::Path;
 
@@ -53,10 +52,10 @@ impl PackedTensor {
     }
 }
 
-/// An open weights file. It must not change while it lives.
+/// An open weights file.
 #[derive(Debug)]
 pub struct Vindex {
-    map: Mmap,
+    file: MappedFile,
     tensors: Vec<PackedTensor>,
 }
 
@@ -69,13 +68,7 @@ impl Vindex {
         let shown = path.display();
         let tensors: Vec<PackedTensor> =
             serde_json::from_str(table).map_err(|e| model_error!("{shown}: its tensor table is malformed: {e}"))?;
-        let unreadable = |e: io::Error| model_error!("{shown}: cannot be read: {e}");
-        if !fs::metadata(path).map_err(unreadable)?.is_file() {
-            return Err(model_error!("{shown}: is not a regular file"));
-        }
-        let file = File::open(path).map_err(unreadable)?;
-        // SAFETY: the map is only read; whoever opens a Vindex keeps the file unchanged, as its docs demand.
-        let map = unsafe { map_file(&file) }.map_err(unreadable)?;
+        let file = MappedFile::open(path)?;
         let (mut end, mut names) = (0, HashSet::new());
         for tensor in &tensors {
             let PackedTensor { name, offset, length, .. } = tensor;
@@ -83,8 +76,8 @@ impl Vindex {
             if tensor.needed() != Some(*length) || !offset.is_multiple_of(ALIGNMENT) || *offset < end {
                 return Err(model_error!("{shown}: the table's entry for tensor {name} makes no sense"));
             }
-            let Some(tensor_end) = tensor_end.filter(|end| *end <= map.len()) else {
-                let n = map.len();
+            let Some(tensor_end) = tensor_end.filter(|end| *end <= file.len()) else {
+                let n = file.len();
                 return Err(model_error!("{shown}: tensor {name} ends past the file's {n} bytes: convert it again"));
             };
             if !names.insert(name) {
@@ -92,7 +85,7 @@ impl Vindex {
             }
             end = tensor_end;
         }
-        Ok(Self { map, tensors })
+        Ok(Self { file, tensors })
     }
 
     /// The tensor table.
@@ -107,7 +100,15 @@ impl Vindex {
 
     /// Some bytes of the file: those of a tensor of the table.
     pub fn bytes(&self, range: Range<usize>) -> &[u8] {
-        &self.map[range]
+        &self.file[range]
+    }
+
+    /// Whether what was read is what the file had when it was opened.
+    ///
+    /// # Errors
+    /// `Error::Model` when the file has changed.
+    pub fn check(&self) -> Result<()> {
+        self.file.check()
     }
 
     /// Compares every tensor with its source, `names` being (the engine's name, the source's name).
@@ -172,6 +173,7 @@ pub fn write_weights(
         })?;
         tensors.push(PackedTensor { offset, ..tensor });
     }
+    gguf.check()?;
     out.finish(tensors)
 }
 
@@ -247,6 +249,7 @@ fn pack_tensor(crew: &Crew, gguf: &Gguf, name: &str, source: &str, take: &mut Ta
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     fn open(table: &str, n_bytes: usize) -> Result<Vindex> {
         let path = std::env::temp_dir().join(format!("larql-vindex-{}-{n_bytes}", std::process::id()));

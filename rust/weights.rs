@@ -109,6 +109,8 @@ pub struct Weights {
     pub norm: Vec<f32>,
     /// [vocab_size, hidden_size]; None when the embedding serves as the head.
     lm_head: Option<Weight>,
+    /// The file that matrices lie in.
+    file: Option<Arc<Vindex>>,
 }
 
 impl Weights {
@@ -124,7 +126,14 @@ impl Weights {
             layers: (0..config.layers.len()).map(|i| loader.layer(config, i)).collect::<Result<_>>()?,
             norm: loader.vector("norm", hidden)?,
             lm_head: if config.tied_head { None } else { Some(loader.matrix("lm_head", vocab, hidden)?) },
+            file: match source {
+                Source::Gguf(..) => None,
+                Source::Vindex(file) => Some(file.clone()),
+            },
         };
+        if let Source::Gguf(file, _) = source {
+            file.check()?;
+        }
         match source.names().into_iter().find(|name| !loader.used.contains(*name)) {
             Some(name) => Err(model_error!("tensor {} is not part of this model", source.shown(name))),
             None => Ok(weights),
@@ -134,6 +143,14 @@ impl Weights {
     /// The output projection [vocab_size, hidden_size].
     pub fn lm_head(&self) -> &Weight {
         self.lm_head.as_ref().unwrap_or(&self.embed_tokens)
+    }
+
+    /// Whether what was read is what the weights were when they were opened.
+    ///
+    /// # Errors
+    /// `Error::Model` when the file that they lie in has changed.
+    pub fn check(&self) -> Result<()> {
+        self.file.as_ref().map_or(Ok(()), |file| file.check())
     }
 
     /// Bytes of matrices that one decoded token reads; of the embedding it reads a row only.

@@ -196,7 +196,7 @@ def test_refuses_what_is_no_file(tmp_path: Path) -> None:
     locked.write_bytes(b"GGUF")
     locked.chmod(0)
     cases = {
-        tmp_path: "is a directory: give the path of a .gguf file",
+        tmp_path: "is a directory where a file is needed",
         empty: "the file is empty",
         fifo: "is not a regular file",
         tmp_path / "absent.gguf": "there is no such file",

@@ -19,8 +19,12 @@ __all__ = [
     "build_profile",
     "default_threads",
     "dequantize",
+    "gate",
     "measure_peak",
     "measure_read",
+    "quantize_activations",
+    "rms_norm",
+    "softcap",
     "write_weights",
 ]
 
@@ -74,6 +78,8 @@ class Sequence:
         """
     def snapshot(self) -> None:
         """Keeps the windows of local layers as they are now, so that truncating to this length stays cheap."""
+    def to_bytes(self) -> NDArray[np.uint8]:
+        """The content, for `Engine.sequence_from_bytes`; without what snapshots keep."""
 
 @final
 class Sampler:
@@ -132,6 +138,11 @@ class Engine:
         """Bytes of weights that one decoded token reads."""
     def new_sequence(self) -> Sequence:
         """An empty sequence."""
+    def sequence_from_bytes(self, length: int, bytes: NDArray[np.uint8]) -> Sequence:
+        """The sequence of so many tokens that gave these bytes, in an engine of the same model and precision.
+
+        Raises InputError for bytes of something else.
+        """
     def forward(self, batch: Seq[tuple[Sequence, int, int, bool]]) -> NDArray[np.float32]:
         """Feeds (sequence, position, token, want_logits) items; logits [wanted, vocab] in batch order."""
     def forward_sample(self, batch: Seq[tuple[Sequence, int, int, bool]], samplers: Seq[Sampler]) -> list[int]:
@@ -149,6 +160,8 @@ class Engine:
         """
     def trace(self, batch: Seq[tuple[Sequence, int, int, bool]]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """As forward, and the residual stream [layers + 1, tokens, width] after the embedding and each layer."""
+    def unembed(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The logits [n, vocab] that states [n, width] of the residual stream would give after the last layer."""
 
 @final
 class Matrix:
@@ -177,6 +190,20 @@ def write_weights(
 
 def dequantize(dtype: str, data: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Decodes whole blocks of a weight type to f32 [weights]."""
+
+def rms_norm(x: NDArray[np.float32], weight: NDArray[np.float32], eps: float) -> NDArray[np.float32]:
+    """Rows of x [n, width], each divided by its root mean square, times weight [width]."""
+
+def gate(activation: str, gate: NDArray[np.float32], x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """activation(gate) * x, all [n]; `activation` is `silu`, or `gelu` by its tanh approximation."""
+
+def softcap(x: NDArray[np.float32], cap: float) -> NDArray[np.float32]:
+    """cap * tanh(x / cap) [n]."""
+
+def quantize_activations(
+    x: NDArray[np.float32],
+) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.uint32], NDArray[np.float32]]:
+    """Quants [n] and scales [n / 32] of x [n], and the places [2] and values [2] of the elements that stay in f32."""
 
 def default_threads() -> int:
     """Threads of an engine that is given no number: LARQL_NUM_THREADS, or the physical cores that this process may use.

@@ -17,8 +17,9 @@ from larql.figures import decode_figures, prefill_figures, ratio, rounded, sprea
 from larql.inspect import describe
 from larql.machine import machine_facts, source_commit
 from larql.model import Model
-from larql.model_file import ModelFile, Progress
+from larql.model_file import ModelFile
 from larql.peer import NAME, Peer, PeerError, llama_bench
+from larql.progress import Progress
 from larql.roofline import ReadProbe, refuse_debug_build
 from larql.source import open_model
 
@@ -88,7 +89,7 @@ def bench(
 
 def circumstances(name: str, file: ModelFile, model: Model) -> dict[str, Any]:
     """What is measured, and on what: a part of every record of a model. `name` is what the user called it."""
-    facts = describe(file, model)
+    facts = describe(file, model.engine)
     return {
         "machine": machine_facts(),
         "build": {"version": _core.__version__, "commit": source_commit(), "isa": model.engine.isa},

@@ -6,7 +6,7 @@ from typing import Any
 
 from larql.generate import Generation, GenerationConfig, TextStream, generate
 from larql.model import Model
-from larql.session import FeedProgress
+from larql.progress import Progress
 
 
 class Chat:
@@ -40,7 +40,7 @@ class Chat:
         text: str,
         config: GenerationConfig | None = None,
         *,
-        progress: FeedProgress | None = None,
+        progress: Progress | bool | None = None,
         **options: Any,
     ) -> TextStream:
         """Like `send`, but yields pieces of the answer.

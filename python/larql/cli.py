@@ -153,7 +153,6 @@ def generate(
         raise typer.BadParameter("--system needs --chat")
 
     from larql.generate import GenerationConfig
-    from larql.progress import ProgressBar
 
     config = GenerationConfig(
         max_tokens=max_tokens,
@@ -167,17 +166,16 @@ def generate(
         logprobs=logprobs,
     )
     loaded = _load(model, threads=threads, ctx=ctx, precision=precision, no_cache=no_cache)
-    with ProgressBar("reading the prompt", unit="tokens", after=1.0) as progress:
-        if chat:
-            _warn_of_base_model(loaded, model)
-            messages = [] if system is None else [{"role": "system", "content": system}]
-            stream = loaded.stream_chat([*messages, {"role": "user", "content": text}], config, progress=progress)
-        else:
-            stream = loaded.stream(text, config, progress=progress)
-        if as_json:
-            typer.echo(json.dumps(_as_data("".join(stream), stream, loaded)))
-        else:
-            _print_pieces(stream)
+    if chat:
+        _warn_of_base_model(loaded, model)
+        messages = [] if system is None else [{"role": "system", "content": system}]
+        stream = loaded.stream_chat([*messages, {"role": "user", "content": text}], config, progress=True)
+    else:
+        stream = loaded.stream(text, config, progress=True)
+    if as_json:
+        typer.echo(json.dumps(_as_data("".join(stream), stream, loaded)))
+    else:
+        _print_pieces(stream)
     if verbose:
         typer.echo(_timing_line(stream, loaded), err=True)
 
@@ -291,10 +289,10 @@ def models(
 def inspect(model: ModelArgument, no_cache: NoCacheOption = False, as_json: JsonOption = False) -> None:
     """Show what a model file holds and how it would run here."""
     from larql.inspect import as_table, describe
-    from larql.model import Model
+    from larql.model_file import make_engine
 
     file = _open(model, cache=not no_cache)
-    facts = describe(file, Model(file))
+    facts = describe(file, make_engine(file))
     typer.echo(json.dumps(facts) if as_json else as_table(facts))
 
 
@@ -422,12 +420,8 @@ def _open(model: str, *, cache: bool) -> ModelFile:
 
 def _load(model: str, *, threads: int | None, ctx: int | None, precision: Precision, no_cache: bool) -> Model:
     from larql.model import load
-    from larql.progress import ProgressBar
 
-    with ProgressBar(f"converting {model}") as progress:
-        return load(
-            model, threads=threads, context=ctx, precision=precision.value, cache=not no_cache, progress=progress
-        )
+    return load(model, threads=threads, context=ctx, precision=precision.value, cache=not no_cache, progress=True)
 
 
 def _read_prompt(prompt: str | None, file: Path | None) -> str:

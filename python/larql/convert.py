@@ -10,7 +10,8 @@ from larql._core import write_weights
 from larql.errors import ModelError
 from larql.files import hash_file, new_folder
 from larql.gguf_file import GgufFile
-from larql.model_file import Progress, make_engine
+from larql.model_file import make_engine
+from larql.progress import Progress
 from larql.typed_json import decode
 from larql.vindex import (
     CHAT_TEMPLATE,

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from larql._core import Engine
 from larql.errors import ContextError, InputError, LarqlError
 from larql.model import Model
-from larql.model_file import Progress
+from larql.progress import Progress
 from larql.source import open_model
 
 Row = NDArray[np.float32]  # logits [vocab]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,11 +10,12 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal
 
 from larql.errors import ContextError, InputError
+from larql.progress import Progress, shown
 from larql.session import sample_together
 
 if TYPE_CHECKING:
     from larql._core import Sampler
-    from larql.session import FeedProgress, Session
+    from larql.session import Session
     from larql.tokenizer import Tokenizer
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -79,6 +81,10 @@ class Generation:
     logprobs: list[float] | None  # one for each id, when asked for
     reused: int = 0  # tokens of the prompt that the session held already
 
+    def _repr_html_(self) -> str:
+        timings = html.escape(_summary(self.timings, len(self.prompt_ids) - self.reused, len(self.ids)))
+        return f'<div style="white-space: pre-wrap">{html.escape(self.text)}</div><small>{timings}</small>'
+
 
 def generate_ids(
     session: Session,
@@ -86,7 +92,7 @@ def generate_ids(
     sampler: Sampler,
     end_ids: Collection[int],
     limit: int,
-    progress: FeedProgress | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[int]:
     """Feeds the prompt and yields at most `limit` ids; an end token ends them and is left out.
 
@@ -117,7 +123,7 @@ class TextStream(Iterator[str]):
         config: GenerationConfig,
         *,
         load_s: float = 0.0,
-        progress: FeedProgress | None = None,
+        progress: Progress | bool | None = None,
     ) -> None:
         if not prompt_ids:
             raise InputError("the prompt has no tokens; give at least one")
@@ -149,6 +155,12 @@ class TextStream(Iterator[str]):
         piece = next(self._pieces)
         self.text += piece
         return piece
+
+    def _ipython_display_(self) -> None:
+        """A notebook's cell that ends with a stream shows the text as it comes."""
+        for piece in self:
+            print(piece, end="", flush=True)
+        print(f"\n[{_summary(self.timings, len(self.prompt_ids) - self.reused, len(self.ids))}]")
 
     def __aiter__(self) -> TextStream:
         return self
@@ -183,14 +195,15 @@ class TextStream(Iterator[str]):
         start = time.perf_counter()
         new = self.prompt_ids[self.reused :]
         try:
-            for token in generate_ids(self._session, new, self._sampler, self._end_ids, self._limit, self._progress):
-                text = self._take(token, time.perf_counter() - start)
-                if self._stops.found:
-                    break
-                if text:
-                    yield text
-            else:
-                text = self._flush()
+            with shown(self._progress, "reading the prompt", unit="tokens") as progress:
+                for token in generate_ids(self._session, new, self._sampler, self._end_ids, self._limit, progress):
+                    text = self._take(token, time.perf_counter() - start)
+                    if self._stops.found:
+                        break
+                    if text:
+                        yield text
+                else:
+                    text = self._flush()
             self._end(time.perf_counter() - start)
             if text:
                 yield text
@@ -293,6 +306,12 @@ class StopStrings:
             if any(stop.startswith(end) for stop in self._stops):
                 return length
         return 0
+
+
+def _summary(timings: Timings, n_read: int, n_new: int) -> str:
+    """One line for people."""
+    decode = f" at {timings.decode_tok_s:.1f} tok/s" if timings.decode_tok_s else ""
+    return f"{n_read} tokens read at {timings.prefill_tok_s:.1f} tok/s, {n_new} written{decode}"
 
 
 def _logprob(sampler: Sampler) -> float:

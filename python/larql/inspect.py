@@ -6,14 +6,14 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from larql.model import Model
+from larql._core import Engine
 from larql.model_file import ModelFile
 from larql.vindex import VindexFolder
 
 
-def describe(file: ModelFile, model: Model) -> dict[str, Any]:
+def describe(file: ModelFile, engine: Engine) -> dict[str, Any]:
     """Everything that `larql inspect` tells, ready for JSON; sizes in bytes, lengths in tokens."""
-    config, engine, tokenizer = model.config, model.engine, model.tokenizer
+    config, tokenizer = file.config, file.tokenizer
     windows = [layer.window for layer in config.layers if layer.window is not None]
     return {
         "path": str(file.path),
@@ -48,12 +48,17 @@ def describe(file: ModelFile, model: Model) -> dict[str, Any]:
 
 def as_table(facts: dict[str, Any]) -> str:
     """The result of `describe` for people."""
+    return "\n".join(f"{label:<12}{value}" for label, value in as_rows(facts))
+
+
+def as_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """The rows of the table, each a label and a value."""
     tokenizer = facts["tokenizer"]
     window = f", {facts['windowed_layers']} of them see {facts['window']} tokens" if facts["window"] else ""
     head = "tied to the embedding" if facts["tied_head"] else "its own matrix"
     name = f"{facts['name'] or 'unnamed'} ({facts['architecture']})"
     splitting = f"{tokenizer['model']}/{tokenizer['pre']}"
-    rows = [
+    return [
         ("file", facts["path"]),
         *_packed_rows(facts["vindex"]),
         ("model", f"{name}, {facts['parameters'] / 1e6:.0f} M parameters"),
@@ -67,7 +72,6 @@ def as_table(facts: dict[str, Any]) -> str:
         ("per token", f"{facts['weight_bytes_per_token'] / 1e6:.1f} MB of weights"),
         *(("weights", f"{t['type']:<5}{t['bytes'] / 1e6:>9.1f} MB in {t['count']} tensors") for t in facts["tensors"]),
     ]
-    return "\n".join(f"{label:<12}{value}" for label, value in rows)
 
 
 def _packed_rows(packed: dict[str, Any] | None) -> list[tuple[str, str]]:

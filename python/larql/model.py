@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import html
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
+from larql import session_file
 from larql._core import Sampler
 from larql.errors import ContextError, InputError
 from larql.generate import Generation, GenerationConfig, TextStream, generate, generate_together
-from larql.model_file import ModelFile, Progress, make_engine
-from larql.session import FeedProgress, Session, plain_ids
+from larql.inspect import as_rows, describe
+from larql.model_file import ModelFile, make_engine
+from larql.progress import Progress, shown
+from larql.session import PREFILL_CHUNK, Session, plain_ids
 from larql.source import open_model
 
 if TYPE_CHECKING:
     from larql.chat_format import ChatFormat
     from larql.chat_template import Message
+    from larql.trace import Trace
 
 _LOGITS_CHUNK = 64  # tokens in one forward that returns all logits: 67 MB for a vocabulary of 262,144
 
@@ -33,19 +39,22 @@ def load(
     context: int | None = None,
     precision: str = "fast",
     cache: bool = True,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Model:
     """Opens a model: the path of a .vindex or a .gguf file, one on the Hugging Face Hub (hf://owner/repo/file.gguf, or
     hf://owner/repo for its Q4_K_M file), or the name of one that is installed as a package.
 
     A GGUF file is converted once, into the user's cache folder; `progress` is then told the bytes written and those of
-    the whole. Without `cache` its weights are packed in memory, each time anew.
+    the whole, or True shows a bar, in a terminal or a notebook. Without `cache` its weights are packed in memory, each
+    time anew.
 
     `threads` is by default what suits the machine, `context` (tokens) what the model was trained for. `precision` is
-    `fast`, or `reference` for f32 arithmetic. Raises ModelError, and InputError for an option out of range.
+    `fast`, or `reference` for f32 arithmetic. Raises ModelError, and InputError for an option out of range or a
+    context that there is no memory for.
     """
     start = time.perf_counter()
-    file = open_model(model, cache=cache, progress=progress)
+    with shown(progress, f"converting {os.fspath(model)}") as tell:
+        file = open_model(model, cache=cache, progress=tell)
     opened = Model(file, threads=threads, context=context, precision=precision)
     opened.load_s = time.perf_counter() - start
     return opened
@@ -68,7 +77,7 @@ class Model:
         self.load_s = 0.0  # seconds that `load` took
         self.config = file.config
         self.tokenizer = file.tokenizer
-        self._chat_template = file.chat_template
+        self._file: ModelFile | None = file
         self.engine = make_engine(file, threads=threads, context=context, precision=precision)
 
     def close(self) -> None:
@@ -77,6 +86,14 @@ class Model:
         Leaving a `with` block does it, too.
         """
         self.engine.close()
+        self._file = None
+
+    @property
+    def file(self) -> ModelFile:
+        """What the model was loaded from."""
+        if self._file is None:
+            raise InputError("the model was closed")
+        return self._file
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("cannot pickle a Model; give the other process its path to load it from")
@@ -92,7 +109,7 @@ class Model:
         """How messages become ids. Raises ModelError for a chat template that cannot be read."""
         from larql.chat_format import ChatFormat  # few need it, and Jinja takes time
 
-        return ChatFormat(self.tokenizer, self._chat_template)
+        return ChatFormat(self.tokenizer, self.file.chat_template)
 
     def encode(self, text: str, bos: bool | None = None, special: bool = True) -> list[int]:
         """The ids of `text`. `bos` puts a BOS token in front (None: as the model wants); `special` turns the text of
@@ -110,14 +127,14 @@ class Model:
         config: GenerationConfig | None = None,
         *,
         session: Session | None = None,
-        progress: FeedProgress | None = None,
+        progress: Progress | bool | None = None,
         **options: Any,
     ) -> Generation:
         """Continues a text or ids. `options` are fields of GenerationConfig and go before those of `config`.
 
         `session` may hold an earlier prompt and its answer: what it has in common with the beginning of this one is
         not computed again, the rest of it is forgotten, and the text is the same as without it. While the prompt is
-        computed, `progress` is told how many of its tokens are done and how many there are.
+        computed, `progress` is told how many of its tokens are done and how many there are; True shows a bar.
 
         Raises InputError for an empty prompt or a bad option, ContextError for a prompt that is too long.
         """
@@ -138,10 +155,13 @@ class Model:
         config: GenerationConfig | None = None,
         *,
         session: Session | None = None,
-        progress: FeedProgress | None = None,
+        progress: Progress | bool | None = None,
         **options: Any,
     ) -> TextStream:
-        """Like `generate`, but yields pieces of text as they come; the rest is on the stream."""
+        """Like `generate`, but yields pieces of text as they come; the rest is on the stream.
+
+        At the end of a notebook's cell it shows itself.
+        """
         config = replace(config or GenerationConfig(), **options)
         prompt_ids = self._ids(prompt)
         sampler = Sampler(
@@ -167,7 +187,7 @@ class Model:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         session: Session | None = None,
-        progress: FeedProgress | None = None,
+        progress: Progress | bool | None = None,
         **options: Any,
     ) -> Generation:
         """Answers the last of some messages, each like {"role": "user", "content": "Hello"}.
@@ -187,7 +207,7 @@ class Model:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         session: Session | None = None,
-        progress: FeedProgress | None = None,
+        progress: Progress | bool | None = None,
         **options: Any,
     ) -> TextStream:
         """Like `chat`, but yields pieces of the answer as they come."""
@@ -223,6 +243,65 @@ class Model:
         """An empty session: feed tokens, look at the logits, go back, fork."""
         return Session(self.engine)
 
+    def save_session(self, session: Session, path: str | os.PathLike[str]) -> None:
+        """Writes a session of this model into a file, from which `load_session` gives it back.
+
+        The file takes about what its K/V cache takes in memory. Raises OSError when it cannot be written.
+        """
+        if not session.belongs_to(self.engine):
+            raise InputError("the session belongs to another model")
+        session_file.save(session, Path(path), model=self.file.sha256, precision=self.engine.precision)
+
+    def load_session(self, path: str | os.PathLike[str]) -> Session:
+        """The session in a file, with the same tokens and the same bits in its K/V cache.
+
+        Raises InputError for a file that is none of `save_session`, or of another model or precision; ContextError for
+        one that does not fit.
+        """
+        engine = self.engine
+        ids, cache = session_file.read(
+            Path(path), model=self.file.sha256, precision=engine.precision, context=engine.context
+        )
+        return Session.from_state(engine, self._ids(ids), cache)
+
+    def trace(self, prompt: str | Iterable[int]) -> Trace:
+        """The residual stream of some tokens after the embedding and after each layer, and the logit lens.
+
+        Raises InputError for no tokens, ContextError for too many.
+        """
+        from larql.trace import Trace  # few need it
+
+        ids = self._ids(prompt)
+        if not ids:
+            raise InputError("there are no tokens to trace")
+        self._check_context(ids)
+        sequence = self.engine.new_sequence()
+        states = []
+        for start in range(0, len(ids), PREFILL_CHUNK):
+            chunk = enumerate(ids[start : start + PREFILL_CHUNK], start)
+            states.append(self.engine.trace([(sequence, position, token, False) for position, token in chunk])[1])
+        return Trace(self.engine, self.tokenizer, ids, np.concatenate(states, axis=1))
+
+    def __repr__(self) -> str:
+        if self._file is None:
+            return "<Model, closed>"
+        facts, precision = describe(self._file, self.engine), self.engine.precision
+        name = facts["name"] or self._file.path.stem
+        size = f"{facts['parameters'] / 1e6:.0f} M parameters"
+        return f"<Model {name}, {size}, {precision}, {facts['threads']} threads, {facts['isa']}>"
+
+    def _repr_html_(self) -> str:
+        if self._file is None:
+            return html.escape(repr(self))
+        rows = [*as_rows(describe(self._file, self.engine)), ("precision", self.engine.precision)]
+        cells = (f"<tr><th>{html.escape(label)}</th><td>{html.escape(value)}</td></tr>" for label, value in rows)
+        return f"<table>{''.join(cells)}</table>"
+
+    def _check_context(self, ids: list[int]) -> None:
+        context = self.engine.context
+        if len(ids) > context:
+            raise ContextError(f"{len(ids)} tokens do not fit in a context of {context}", len(ids), context)
+
     def _ids(self, prompt: str | Iterable[int]) -> list[int]:
         ids = self.encode(prompt) if isinstance(prompt, str) else plain_ids(prompt)
         if ids and max(ids) >= self.config.vocab_size:
@@ -231,10 +310,7 @@ class Model:
 
     def _logits(self, ids: list[int]) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """The logits after each of `ids`, in blocks [tokens of one forward, vocab] with the position of the first."""
-        if len(ids) > self.engine.context:
-            raise ContextError(
-                f"{len(ids)} tokens do not fit in a context of {self.engine.context}", len(ids), self.engine.context
-            )
+        self._check_context(ids)
         sequence = self.engine.new_sequence()
         for start in range(0, len(ids), _LOGITS_CHUNK):
             chunk = enumerate(ids[start : start + _LOGITS_CHUNK], start)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -12,8 +12,6 @@ from larql.errors import ModelError
 from larql.families.keys import TensorInfo
 from larql.roofline import default_threads
 from larql.tokenizer import Tokenizer
-
-Progress = Callable[[int, int], object]  # of a conversion: is told the bytes written and those of the whole
 
 
 class ModelFile(Protocol):

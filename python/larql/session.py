@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from larql.errors import ContextError, InputError
+from larql.progress import Progress
 
 if TYPE_CHECKING:
     from larql import _core
 
 Batch = list[tuple["_core.Sequence", int, int, bool]]  # (sequence, position, token, want_logits)
-FeedProgress = Callable[[int, int], None]  # told how many of the new tokens are done, and how many there are
 T = TypeVar("T")
 
 PREFILL_CHUNK = 512  # tokens in one forward: enough to fill the matrix kernels, few enough to keep buffers small
@@ -31,6 +31,18 @@ class Session:
         self._sequence = engine.new_sequence()
         self._ids: list[int] = []
         self._logits: NDArray[np.float32] | None = None
+
+    @classmethod
+    def from_state(cls, engine: _core.Engine, ids: list[int], cache: NDArray[np.uint8]) -> Session:
+        """The session that gave this `state`, for an engine of the same model and precision; raises InputError."""
+        session = cls(engine)
+        session._sequence = engine.sequence_from_bytes(len(ids), cache)
+        session._ids = ids
+        return session
+
+    def state(self) -> tuple[list[int], NDArray[np.uint8]]:
+        """The tokens fed, and the bytes of their K/V cache."""
+        return self.ids, self._sequence.to_bytes()
 
     def belongs_to(self, engine: _core.Engine) -> bool:
         """Whether the session was made for this engine."""
@@ -62,7 +74,7 @@ class Session:
             self._sequence = sequence
         return self._logits
 
-    def feed(self, ids: Iterable[int], progress: FeedProgress | None = None) -> None:
+    def feed(self, ids: Iterable[int], progress: Progress | None = None) -> None:
         """Appends tokens. Many are fed in several forwards, and `progress` is called before the first and after each.
 
         Raises ContextError when they do not fit, and InputError for an id that the model does not have. What `progress`
@@ -71,7 +83,7 @@ class Session:
         if new := plain_ids(ids):
             self._logits = _only_row(self._advance(new, self._engine.forward, progress))
 
-    def sample(self, ids: Iterable[int], sampler: _core.Sampler, progress: FeedProgress | None = None) -> int:
+    def sample(self, ids: Iterable[int], sampler: _core.Sampler, progress: Progress | None = None) -> int:
         """Appends at least one token, and samples the one that comes next, which is not appended.
 
         `progress` and what is raised are as for `feed`.
@@ -103,6 +115,9 @@ class Session:
         if length < len(self._ids):
             self._sequence, self._ids, self._logits = self._rewound(length), self._ids[:length], None
 
+    def __repr__(self) -> str:
+        return f"<Session of {len(self)} tokens in a context of {self.context}>"
+
     def fork(self) -> Session:
         """A session with the same tokens that goes its own way from here; what they have in common is shared."""
         other = copy.copy(self)
@@ -110,7 +125,7 @@ class Session:
         other._ids = list(self._ids)
         return other
 
-    def _advance(self, new: list[int], last_forward: Callable[[Batch], T], progress: FeedProgress | None) -> T:
+    def _advance(self, new: list[int], last_forward: Callable[[Batch], T], progress: Progress | None) -> T:
         """Appends `new` in chunks; `last_forward` runs the last one, with logits wanted after its last token."""
         held = len(self._ids)
         self._check_room(len(new))
@@ -147,7 +162,7 @@ class Session:
         self._fill(sequence, kept, self._ids[kept:length], _nothing)
         return sequence
 
-    def _fill(self, sequence: _core.Sequence, start: int, ids: list[int], tell: Callable[[int], None]) -> None:
+    def _fill(self, sequence: _core.Sequence, start: int, ids: list[int], tell: Callable[[int], object]) -> None:
         for i in range(0, len(ids), PREFILL_CHUNK):
             chunk = ids[i : i + PREFILL_CHUNK]
             self._engine.forward([(sequence, start + i + j, token, False) for j, token in enumerate(chunk)])

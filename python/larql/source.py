@@ -13,8 +13,9 @@ from larql.errors import InputError, ModelError
 from larql.files import is_unfinished
 from larql.gguf_file import GgufFile
 from larql.hub import SCHEME, download
-from larql.model_file import ModelFile, Progress
+from larql.model_file import ModelFile
 from larql.packaged import PACKAGED_MODELS, find_packaged
+from larql.progress import Progress
 from larql.vindex import INDEX, VERSION, VindexFolder
 
 _ACCEPTED = f"a model is a .gguf file, a .vindex, {SCHEME}owner/repo or one of {', '.join(PACKAGED_MODELS)}"

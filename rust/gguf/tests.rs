@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::quant::DType;
+use std::fs;
 
 const F32: u32 = 0;
 const Q4_0: u32 = 2;
