@@ -53,7 +53,7 @@ def read(path: Path, *, model: str, precision: str, context: int) -> tuple[list[
 
 def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
-        with np.load(path) as archive:
+        with path.open("rb") as file, np.load(file) as archive:
             return {name: archive[name] for name in ("about", "ids", "cache")}
     except FileNotFoundError as error:
         raise InputError(f"there is no file {path}") from error
