@@ -59,7 +59,9 @@ def test_a_matrix_multiplies_its_blocks() -> None:
     blocks["quants"] = RANDOM.integers(-127, 128, (20, 4, 32))
     data = blocks.view(np.uint8).reshape(20, -1)
     weights = kernels.dequantize("Q8_0", data.ravel()).reshape(20, 128)
-    np.testing.assert_array_equal(weights.reshape(20, 4, 32)[3, 2], np.float32(blocks["scale"][3, 2]) * blocks["quants"][3, 2])
+    np.testing.assert_array_equal(
+        weights.reshape(20, 4, 32)[3, 2], np.float32(blocks["scale"][3, 2]) * blocks["quants"][3, 2]
+    )
     x = floats(128)
     want = weights.astype(np.float64) @ x
     exact = kernels.Matrix("Q8_0", data, 128, precision="reference").multiply(x)

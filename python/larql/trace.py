@@ -85,9 +85,9 @@ class Lens:
         for layer in range(n_layers):
             for position in range(n_tokens):
                 colour = "white" if self.probabilities[layer, position, 0] > 0.6 else "black"
-                text = _plain(self.texts[layer][position][0])
+                text = _label(self.texts[layer][position][0])
                 axes.text(position, layer, text, ha="center", va="center", color=colour, fontsize=8, clip_on=True)
-        axes.set_xticks(range(n_tokens), [_plain(token) for token in self.tokens])
+        axes.set_xticks(range(n_tokens), [_label(token) for token in self.tokens])
         axes.set(xlabel="token read", ylabel="layer", title="most likely next token")
         figure.colorbar(image, label="probability")
         return axes
@@ -112,9 +112,11 @@ def _cell(texts: list[str], probabilities: NDArray[np.float32]) -> str:
     return f'<td style="background: {colour}" title="{html.escape(others)}">{html.escape(texts[0])}</td>'
 
 
-def _plain(text: str) -> str:
-    """A token for matplotlib, which reads $ as the begin of a formula and may lack a letter for a space."""
-    return text.replace("$", r"\$").replace("▁", "_").replace("Ġ", "_").replace("Ċ", "\\n")
+def _label(text: str) -> str:
+    """A token for matplotlib, which takes $ for the begin of a formula and whose font lacks most scripts."""
+    for written, shown in (("$", r"\$"), ("▁", "_"), ("Ġ", "_"), ("Ċ", "\\n")):
+        text = text.replace(written, shown)
+    return "".join(letter if letter.isascii() or (letter.isalpha() and ord(letter) < 0x250) else "?" for letter in text)
 
 
 def _most_likely(logits: NDArray[np.float32], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
