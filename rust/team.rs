@@ -36,7 +36,7 @@ pub fn thread_count(wish: Option<usize>) -> Result<usize> {
     if let Some(n) = wish {
         return check(n, "threads");
     }
-    if let Ok(text) = std::env::var(THREADS_VAR) {
+    if let Some(text) = std::env::var(THREADS_VAR).ok().filter(|text| !text.is_empty()) {
         let n =
             text.trim().parse().map_err(|_| input_error!("{THREADS_VAR} is {text:?}; it must be a whole number"))?;
         return check(n, THREADS_VAR);

@@ -93,6 +93,8 @@ def test_options_out_of_range(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("LARQL_NUM_THREADS", "many")
     with pytest.raises(InputError, match='LARQL_NUM_THREADS is "many"; it must be a whole number'):
         open_engine(tiny_path, "fast")
+    monkeypatch.setenv("LARQL_NUM_THREADS", "")
+    assert open_engine(tiny_path, "fast").threads >= 1
     monkeypatch.setenv("LARQL_NUM_THREADS", "3")
     assert open_engine(tiny_path, "fast").threads == 3
     assert open_engine(tiny_path, "fast", threads=1).threads == 1

@@ -195,7 +195,7 @@ pub fn available() -> Vec<&'static Kernels> {
 pub fn choose() -> Result<&'static Kernels> {
     prefetch::check()?;
     let tables = available();
-    let Ok(name) = std::env::var(ISA_VAR) else {
+    let Some(name) = std::env::var(ISA_VAR).ok().filter(|name| !name.is_empty()) else {
         return Ok(tables[tables.len() - 1]);
     };
     tables.iter().copied().find(|t| t.isa == name).ok_or_else(|| {

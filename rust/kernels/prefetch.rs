@@ -11,7 +11,7 @@ const MAX_DISTANCE: usize = 1 << 20;
 const DEFAULT_DISTANCE: usize = 8192;
 
 static DISTANCE: LazyLock<std::result::Result<usize, String>> = LazyLock::new(|| {
-    let Ok(text) = std::env::var(DISTANCE_VAR) else {
+    let Some(text) = std::env::var(DISTANCE_VAR).ok().filter(|text| !text.is_empty()) else {
         return Ok(DEFAULT_DISTANCE);
     };
     let distance = text.trim().parse().ok().filter(|distance| *distance <= MAX_DISTANCE);
