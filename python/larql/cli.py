@@ -5,13 +5,15 @@ What a command needs is imported when it runs, so that help is there at once.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from larql.model_file import ModelFile
 
 EXIT_MODEL, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+_UsageError: Any = typer.BadParameter.__base__  # of every wrong command line; typer has no name of its own for it
 
 
 class Precision(str, Enum):
@@ -42,30 +46,49 @@ class Competitor(str, Enum):
 class _Commands(TyperGroup):
     """Ends a command that fails with one line on stderr and the right exit code."""
 
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _one_line():
+            return super().make_context(*arguments, **options)
+
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _one_line():
             return super().invoke(ctx)
-        except LarqlError as error:
-            typer.echo(f"larql: {error}", err=True)
-            raise typer.Exit(EXIT_USAGE if isinstance(error, InputError) else EXIT_MODEL) from error
-        except KeyboardInterrupt as interrupt:
-            typer.echo("larql: interrupted", err=True)
-            raise typer.Exit(EXIT_INTERRUPTED) from interrupt
-        except BrokenPipeError:
-            raise  # whoever reads has enough: typer ends quietly
-        except OSError as error:
-            if error.filename is not None:
-                raise  # about a file, so not about the output
-            # What is still in the buffer cannot be written at exit either.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            typer.echo(f"larql: cannot write the output: {error.strerror or error}", err=True)
-            raise typer.Exit(EXIT_MODEL) from error
+
+
+@contextlib.contextmanager
+def _one_line() -> Iterator[None]:
+    try:
+        yield
+    except LarqlError as error:
+        _fail(str(error), EXIT_USAGE if isinstance(error, InputError) else EXIT_MODEL)
+    except _UsageError as error:
+        _fail(_usage_line(error), EXIT_USAGE)
+    except KeyboardInterrupt:
+        _fail("interrupted", EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        raise  # whoever reads has enough: typer ends quietly
+    except OSError as error:
+        reason = error.strerror or error
+        if error.filename is not None:
+            _fail(f"cannot use {error.filename}: {reason}", EXIT_MODEL)
+        _discard(sys.stdout)
+        _fail(f"cannot write the output: {reason}", EXIT_MODEL)
+
+
+def _fail(text: str, exit_code: int) -> NoReturn:
+    _say(text)
+    raise typer.Exit(exit_code)
+
+
+def _usage_line(error: Any) -> str:
+    text = " ".join(error.format_message().split()).removesuffix(".")
+    command = error.ctx.command_path if error.ctx else "larql"
+    return f"{text[:1].lower()}{text[1:]}; see {command} --help"
 
 
 app = typer.Typer(
     cls=_Commands,
     name="larql",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -99,7 +122,7 @@ def main() -> None:
         sys.exit("larql: standard output is closed")
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? for what it lacks
-    app()
+    app(prog_name="larql")
 
 
 def _print_version(wanted: bool) -> None:
@@ -110,13 +133,17 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _larql(
-    version: Annotated[
+    ctx: typer.Context,
+    version: Annotated[  # noqa: ARG001
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Runs quantised large language models fast on CPUs."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help(), err=True)
+        raise typer.Exit(EXIT_USAGE)
 
 
 @app.command()
@@ -148,9 +175,9 @@ def generate(
     """Continue a text, or answer a message."""
     text = _read_prompt(prompt, file)
     if logprobs and not as_json:
-        raise typer.BadParameter("--logprobs needs --json")
+        raise InputError("--logprobs needs --json")
     if system is not None and not chat:
-        raise typer.BadParameter("--system needs --chat")
+        raise InputError("--system needs --chat")
 
     from larql.generate import GenerationConfig
     from larql.progress import ProgressBar
@@ -179,7 +206,7 @@ def generate(
         else:
             _print_pieces(stream)
     if verbose:
-        typer.echo(_timing_line(stream, loaded), err=True)
+        _tell(_timing_line(stream, loaded))
 
 
 @app.command(name="chat")
@@ -344,7 +371,7 @@ def bench(
 ) -> None:
     """Measure speed: prefill, decoding, share of what the memory allows."""
     if output_file and not output_file.absolute().parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {output_file.parent}", param_hint="--output-file")
+        raise InputError(f"--output-file: there is no folder {output_file.parent}")
 
     from larql.bench import PROMPT, BenchSettings
     from larql.bench import bench as measure
@@ -433,7 +460,7 @@ def _load(model: str, *, threads: int | None, ctx: int | None, precision: Precis
 def _read_prompt(prompt: str | None, file: Path | None) -> str:
     """The text from the argument, stdin or a file; of the latter two, one line end at the very end is dropped."""
     if (prompt is None) == (file is None):
-        raise typer.BadParameter("give either PROMPT or --file")
+        raise InputError("give either PROMPT or --file")
     if prompt is not None and prompt != "-":
         return prompt
     return _read_text(file).removesuffix("\n").removesuffix("\r")
@@ -452,12 +479,25 @@ def _thread_counts(text: str | None) -> tuple[int, ...]:
     """The numbers of a list with commas."""
     parts = text.split(",") if text is not None else []
     if not all(part.strip().isdigit() and int(part) >= 1 for part in parts):
-        raise typer.BadParameter(f"{text!r} is no list of thread counts such as 1,2", param_hint="--threads")
+        raise InputError(f"--threads: {text!r} is no list of thread counts such as 1,2")
     return tuple(map(int, parts))
 
 
 def _say(text: str) -> None:
-    typer.echo(f"larql: {text}", err=True)
+    _tell(f"larql: {text}")
+
+
+def _tell(text: str) -> None:
+    """Writes to stderr; when that fails, there is nobody to be told."""
+    try:
+        typer.echo(text, err=True)
+    except OSError:
+        _discard(sys.stderr)
+
+
+def _discard(stream: TextIO) -> None:
+    """Drops what is in a stream's buffer: what could not be written cannot be written at exit either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _write(path: Path, text: str) -> None:
