@@ -34,8 +34,6 @@ def talk(
     In a terminal, lines can be edited, and earlier ones are kept in the file `history`. There an error is told and the
     talk goes on; where messages come from a file or a pipe, it is raised. So is a KeyboardInterrupt between answers.
     """
-    if sys.stdin is None:
-        raise InputError("standard input is closed, and messages are read from it")
     in_terminal = sys.stdin.isatty()
     with _editing(history) if in_terminal else contextlib.nullcontext():
         for message in _messages(in_terminal):

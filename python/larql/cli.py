@@ -149,7 +149,10 @@ def _larql(
 @app.command()
 def generate(
     model: ModelArgument,
-    prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="The text to continue; - reads stdin.")] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(metavar="PROMPT", help="The text to continue; - is stdin, the default if no terminal."),
+    ] = None,
     file: Annotated[
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="Read the prompt from a file; its last line end is dropped."),
@@ -227,6 +230,8 @@ def talk(
     no_cache: NoCacheOption = False,
 ) -> None:
     """Talk with a model: each line of the input is a message. /help lists commands."""
+    _check_stdin()
+
     from larql.cache import cache_folder
     from larql.chat import Chat
     from larql.chat_console import talk as run
@@ -459,20 +464,35 @@ def _load(model: str, *, threads: int | None, ctx: int | None, precision: Precis
 
 def _read_prompt(prompt: str | None, file: Path | None) -> str:
     """The text from the argument, stdin or a file; of the latter two, one line end at the very end is dropped."""
-    if (prompt is None) == (file is None):
+    if prompt is not None and file is not None:
         raise InputError("give either PROMPT or --file")
     if prompt is not None and prompt != "-":
         return prompt
-    return _read_text(file).removesuffix("\n").removesuffix("\r")
+    if prompt is None and file is None:
+        text = "" if sys.stdin is None or sys.stdin.isatty() else _read_text(None)
+        if not text:
+            raise InputError("there is no prompt; give PROMPT or --file, or write it to stdin")
+    else:
+        text = _read_text(file)
+    return text.removesuffix("\n").removesuffix("\r")
 
 
 def _read_text(file: Path | None) -> str:
     """The text of a file or of stdin."""
-    data = file.read_bytes() if file else sys.stdin.buffer.read()
+    if file is None:
+        _check_stdin()
     try:
+        data = file.read_bytes() if file else sys.stdin.buffer.read()
         return data.decode()
+    except OSError as error:
+        raise InputError(f"{file or 'stdin'} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{file or 'stdin'} is not UTF-8 text (byte {error.start})") from error
+
+
+def _check_stdin() -> None:
+    if sys.stdin is None:
+        raise InputError("standard input is closed")
 
 
 def _thread_counts(text: str | None) -> tuple[int, ...]:
