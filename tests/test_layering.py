@@ -83,7 +83,7 @@ PYTHON = {
     "bench_table": "",
     "__init__": "chat model generate session _core",
     "progress": "",
-    "chat_console": "chat model generate",
+    "chat_console": "chat model generate cache",
     "cli": (
         "store chat_console chat progress bench_table bench roofline evaluate inspect model generate verify convert "
         "source vindex model_file cache _core"

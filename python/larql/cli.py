@@ -232,7 +232,6 @@ def talk(
     """Talk with a model: each line of the input is a message. /help lists commands."""
     _check_stdin()
 
-    from larql.cache import cache_folder
     from larql.chat import Chat
     from larql.chat_console import talk as run
     from larql.generate import GenerationConfig
@@ -249,8 +248,7 @@ def talk(
     )
     loaded = _load(model, threads=threads, ctx=ctx, precision=precision, no_cache=no_cache)
     _warn_of_base_model(loaded, model)
-    history = cache_folder() / "chat_history"
-    run(Chat(loaded, system=system), config, history=history, show=_print_pieces, say=_say)
+    run(Chat(loaded, system=system), config, show=_print_pieces, say=_say)
 
 
 @app.command()
@@ -307,10 +305,7 @@ def models(
     """List the models at hand: installed packages, the cache of converted models, the Hub's cache."""
     from larql import store
 
-    try:
-        items = store.prune() if prune else store.stored()
-    except OSError as error:
-        raise LarqlError(f"cannot prune {error.filename}: {error.strerror or error}") from error
+    items = store.prune() if prune else store.stored()
     if as_json:
         typer.echo(json.dumps(store.as_data(items)))
     elif items:
