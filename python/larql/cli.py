@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from larql.model_file import ModelFile
 
 EXIT_MODEL, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_SIGNAL = 128  # and the number of the signal
 
 _UsageError: Any = typer.BadParameter.__base__  # of every wrong command line; typer has no name of its own for it
 
@@ -41,6 +43,14 @@ class Competitor(str, Enum):
     """An engine to compare with."""
 
     llama_cpp = "llama.cpp"
+
+
+class _Ended(SystemExit):
+    """A signal has asked the program to end. As with a KeyboardInterrupt, everything cleans up on the way out."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(EXIT_SIGNAL + number)
+        self.name = signal.Signals(number).name
 
 
 class _Commands(TyperGroup):
@@ -65,6 +75,9 @@ def _one_line() -> Iterator[None]:
         _fail(_usage_line(error), EXIT_USAGE)
     except KeyboardInterrupt:
         _fail("interrupted", EXIT_INTERRUPTED)
+    except _Ended as end:
+        _say(f"ended by {end.name}")
+        raise
     except BrokenPipeError:
         raise  # whoever reads has enough: typer ends quietly
     except OSError as error:
@@ -122,7 +135,15 @@ def main() -> None:
         sys.exit("larql: standard output is closed")
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? for what it lacks
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows lacks one
+        if number is not None and signal.getsignal(number) == signal.SIG_DFL:  # nohup has it ignored
+            signal.signal(number, _end)
     app(prog_name="larql")
+
+
+def _end(number: int, _: object) -> NoReturn:
+    raise _Ended(number)
 
 
 def _print_version(wanted: bool) -> None:
