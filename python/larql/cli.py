@@ -5,6 +5,7 @@ What a command needs is imported when it runs, so that help is there at once.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import json
 import os
@@ -99,6 +100,18 @@ def _usage_line(error: Any) -> str:
     return f"{text[:1].lower()}{text[1:]}; see {command} --help"
 
 
+def _utf8(argument: str | None) -> str | None:
+    """The text of an argument, also where the locale knows only ASCII."""
+    try:
+        return None if argument is None else os.fsencode(argument).decode()
+    except UnicodeError:
+        raise typer.BadParameter(f"{argument!a} is not UTF-8 text") from None
+
+
+def _each_utf8(arguments: list[str] | None) -> list[str | None]:
+    return [_utf8(argument) for argument in arguments or ()]
+
+
 app = typer.Typer(
     cls=_Commands,
     name="larql",
@@ -122,10 +135,14 @@ TopPOption = Annotated[float, typer.Option(help="Draw from the most likely token
 MinPOption = Annotated[float, typer.Option(help="Least probability, as a share of the highest; 0 is off.")]
 RepeatPenaltyOption = Annotated[float, typer.Option(help="Above 1, recent tokens are less likely; 1 is off.")]
 SeedOption = Annotated[int | None, typer.Option(help="Draw the same each time.")]
-StopOption = Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")]
+StopOption = Annotated[
+    list[str] | None, typer.Option(callback=_each_utf8, help="End before this text; may be given several times.")
+]
 ThreadsOption = Annotated[int | None, typer.Option(help="Threads; by default what suits the machine.")]
 ContextOption = Annotated[int | None, typer.Option(help="Tokens of context; by default the model's own.")]
-SystemOption = Annotated[str | None, typer.Option(metavar="TEXT", help="What the model is told before the talk.")]
+SystemOption = Annotated[
+    str | None, typer.Option(metavar="TEXT", callback=_utf8, help="What the model is told before the talk.")
+]
 NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Pack a .gguf file in memory, not into the cache.")]
 
 
@@ -135,6 +152,8 @@ def main() -> None:
         sys.exit("larql: standard output is closed")
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? for what it lacks
+    if hasattr(sys.stdin, "reconfigure") and codecs.lookup(sys.stdin.encoding).name == "ascii":
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # ASCII only means that no locale was chosen
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)  # Windows lacks one
         if number is not None and signal.getsignal(number) == signal.SIG_DFL:  # nohup has it ignored
@@ -172,7 +191,9 @@ def generate(
     model: ModelArgument,
     prompt: Annotated[
         str | None,
-        typer.Argument(metavar="PROMPT", help="The text to continue; - is stdin, the default if no terminal."),
+        typer.Argument(
+            metavar="PROMPT", callback=_utf8, help="The text to continue; - is stdin, the default if no terminal."
+        ),
     ] = None,
     file: Annotated[
         Path | None,
@@ -349,7 +370,7 @@ def inspect(model: ModelArgument, no_cache: NoCacheOption = False, as_json: Json
 @app.command()
 def tokenize(
     model: ModelArgument,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text; - reads stdin.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", callback=_utf8, help="The text; - reads stdin.")],
     no_cache: NoCacheOption = False,
     as_json: JsonOption = False,
     bos: Annotated[bool, typer.Option("--bos/--no-bos", help="Put BOS in front where the model wants it.")] = True,
@@ -378,7 +399,9 @@ def bench(
     tokens: Annotated[int, typer.Option("--tokens", "-n", help="Tokens to decode in a run; none ends it.")] = 16,
     warmup: Annotated[int, typer.Option(help="Runs that do not count.")] = 1,
     repeat: Annotated[int, typer.Option(help="Runs that count; the medians are reported.")] = 5,
-    prompt: Annotated[str | None, typer.Option(help="The text to begin with, repeated where it is too short.")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(callback=_utf8, help="The text to begin with, repeated where it is too short.")
+    ] = None,
     prompt_tokens: Annotated[int, typer.Option(help="Length of the long prefill.")] = 512,
     depth: Annotated[int | None, typer.Option(help="Tokens in the cache when decoding begins.")] = None,
     threads: Annotated[str | None, typer.Option(help="Threads, or several numbers of them: 1,2.")] = None,
