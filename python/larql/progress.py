@@ -1,7 +1,9 @@
-"""A bar on stderr while something takes time, if stderr is a terminal."""
+"""A bar on stderr while something takes time, if stderr is a terminal that can draw one."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import time
 from types import TracebackType
@@ -32,7 +34,7 @@ class ProgressBar:
         self._start = now if self._start is None else self._start
         if done >= total:
             self._stop()
-        elif sys.stderr.isatty() and now - self._start >= self._after:
+        elif now - self._start >= self._after and _can_draw():
             if self._bar is None:
                 self._bar = _new_bar(self._unit)
                 self._bar.add_task(self._title)
@@ -46,8 +48,13 @@ class ProgressBar:
 
     def _stop(self) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            with contextlib.suppress(OSError):  # the terminal is gone
+                self._bar.stop()
             self._bar = None
+
+
+def _can_draw() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def _new_bar(unit: str | None) -> Progress:
@@ -55,5 +62,5 @@ def _new_bar(unit: str | None) -> Progress:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     count = TextColumn(f"{{task.completed}}/{{task.total}} {unit}") if unit else DownloadColumn()
-    columns = (TextColumn("{task.description}"), BarColumn(), count, TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), count, TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True), transient=True)
