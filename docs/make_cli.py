@@ -17,8 +17,9 @@ HEAD = """\
 # The command line
 
 Written by docs/make_cli.py from what `larql --help` and `larql COMMAND --help` say. Standard output is the result
-alone, everything else goes to stderr. The exit code is 0, or 1 for a model that cannot be used, 2 for a wrong argument
-and 130 for an interrupt.
+alone, everything else goes to stderr. The exit code is 0, or 1 for a model that cannot be used, and for output that
+cannot be written or that nobody reads; 2 for a wrong argument; and 128 and its number for a signal: 130 for an
+interrupt, 143 for SIGTERM.
 """
 
 

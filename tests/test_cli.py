@@ -130,9 +130,13 @@ def test_verbose(run: Run, engine: FakeEngine) -> None:
 def test_a_prompt_from_stdin_or_a_file(run: Run, engine: FakeEngine, tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "prompt.txt"
     path.write_bytes(text)
-    for result in (run("generate", "m", "-", stdin=text), run("generate", "m", "--file", str(path))):
+    for result in (
+        run("generate", "m", "-", stdin=text),
+        run("generate", "m", stdin=text),
+        run("generate", "m", "--file", str(path)),
+    ):
         assert result.stdout == "threefourfive\n"
-    assert len(engine.loaded_with) == 2
+    assert len(engine.loaded_with) == 3
 
 
 def test_a_prompt_that_is_no_text(run: Run, engine: FakeEngine) -> None:
@@ -144,22 +148,27 @@ def test_a_prompt_that_is_no_text(run: Run, engine: FakeEngine) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["generate", "m"], "give either PROMPT or --file"),
+        (["generate", "m"], "larql: there is no prompt; give PROMPT or --file, or write it to stdin"),
         (["generate", "m", "one", "--file", __file__], "give either PROMPT or --file"),
         (["generate", "m", "--file", "no/such/file"], "does not exist"),
         (["generate", "m", "one", "-n", "0"], "larql: max_tokens is 0; it must be an integer of at least 1"),
         (["generate", "m", "one", "-n", "many"], "valid integer"),
+        (["generate"], "larql: missing argument 'MODEL'; see larql generate --help"),
+        (["generate", "m", "--nonsense"], "larql: no such option: --nonsense"),
+        (["--nonsense"], "larql: no such option: --nonsense"),
         (["generate", "m", "one", "--top-p", "2"], "larql: top_p is 2.0; it must be a number above 0 and up to 1"),
         (["generate", "m", "one", "--stop", ""], "larql: stop is "),
         (["generate", "m", "one", "--precision", "f64"], "'f64'"),
         (["generate", "m", "one", "--system", "x"], "--system needs --chat"),
-        (["nonsense"], "nonsense"),
+        (["nonsense"], "larql: no such command 'nonsense'; see larql --help"),
     ],
 )
 def test_usage_errors(run: Run, engine: FakeEngine, arguments: list[str], message: str) -> None:
     result = run(*arguments)
     assert result.exit_code == 2
     assert message in result.stderr
+    assert result.stderr.startswith("larql: ")
+    assert result.stderr.count("\n") == 1
     assert result.stdout == ""
     assert not engine.loaded_with
 
@@ -205,6 +214,12 @@ def test_help(run: Run, command: list[str]) -> None:
     result = run(*command, "--help")
     assert result.exit_code == 0
     assert result.stdout.startswith("Usage:")
+
+
+def test_no_command_is_answered_with_the_help(run: Run) -> None:
+    result = run()
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == run("--help").stdout
 
 
 def test_the_command_line_starts_without_numpy() -> None:

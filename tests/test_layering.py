@@ -87,7 +87,7 @@ PYTHON = {
     "bench": "figures contest peer roofline machine inspect model source model_file progress _core",
     "bench_table": "",
     "__init__": "chat model generate trace session kernels _core",
-    "chat_console": "chat model generate",
+    "chat_console": "chat model generate cache",
     "cli": (
         "store chat_console chat progress bench_table bench roofline evaluate inspect model generate verify convert "
         "source vindex model_file cache _core"

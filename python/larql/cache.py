@@ -9,28 +9,38 @@ import os
 import sys
 from pathlib import Path
 
+from larql.errors import ModelError
 from larql.files import hash_file, new_file
 
 
 def cache_folder() -> Path:
-    """LARQL_CACHE, or `larql` in the user's cache folder of this platform."""
+    """LARQL_CACHE, or `larql` in the user's cache folder of this platform; raises ModelError when it has no place."""
     if chosen := os.environ.get("LARQL_CACHE"):
-        return Path(chosen).expanduser()
+        return _expanded(chosen)
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
     elif sys.platform == "darwin":
         base = "~/Library/Caches"
     else:
         base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "larql"
+    return _expanded(base) / "larql"
+
+
+def _expanded(folder: str) -> Path:
+    try:
+        return Path(folder).expanduser()
+    except RuntimeError:
+        raise ModelError(
+            f"the cache cannot be in {folder}, because that home folder is unknown; LARQL_CACHE chooses another "
+            "folder, and with --no-cache (in Python, cache=False) none is used"
+        ) from None
 
 
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file in hex; remembered for as long as size, modification time and inode stay the same."""
     stamp = _stamp(path)
-    note = _note(path)
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        known = json.loads(note.read_text("utf-8"))
+    with contextlib.suppress(OSError, ModelError, ValueError, KeyError, TypeError):
+        known = json.loads(_note(path).read_text("utf-8"))
         if known["stamp"] == stamp:
             return str(known["sha256"])
     sha256 = hash_file(path)
@@ -40,8 +50,7 @@ def file_sha256(path: Path) -> str:
 
 def remember_sha256(path: Path, sha256: str) -> None:
     """Notes the checksum of a file as it is now; a cache that cannot be written costs only time."""
-    note = _note(path)
-    with contextlib.suppress(OSError), new_file(note) as file:
+    with contextlib.suppress(OSError, ModelError), new_file(_note(path)) as file:
         file.write(json.dumps({"sha256": sha256, "stamp": _stamp(path)}).encode())
 
 

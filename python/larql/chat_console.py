@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
+from larql.cache import cache_folder
 from larql.chat import Chat
-from larql.errors import InputError, LarqlError
+from larql.errors import InputError, LarqlError, ModelError
 from larql.generate import GenerationConfig, TextStream
 
 _HELP = """\
@@ -25,19 +25,16 @@ def talk(
     chat: Chat,
     config: GenerationConfig,
     *,
-    history: Path,
     show: Callable[[TextStream], None],
     say: Callable[[str], None],
 ) -> None:
     """Reads messages from stdin until the end of input or /exit; answers go to `show`, everything else to `say`.
 
-    In a terminal, lines can be edited, and earlier ones are kept in the file `history`. There an error is told and the
+    In a terminal, lines can be edited, and earlier ones are kept in the cache folder. There an error is told and the
     talk goes on; where messages come from a file or a pipe, it is raised. So is a KeyboardInterrupt between answers.
     """
-    if sys.stdin is None:
-        raise InputError("standard input is closed, and messages are read from it")
     in_terminal = sys.stdin.isatty()
-    with _editing(history) if in_terminal else contextlib.nullcontext():
+    with _editing() if in_terminal else contextlib.nullcontext():
         for message in _messages(in_terminal):
             try:
                 if message.startswith("/"):
@@ -101,19 +98,20 @@ def _line(prompt: str | None) -> str:
 
 
 @contextlib.contextmanager
-def _editing(history: Path) -> Iterator[None]:
+def _editing() -> Iterator[None]:
     """Line editing with a history, where Python has it; a history that cannot be kept is not worth an error."""
     try:
         import readline
     except ImportError:  # Windows: its console edits lines itself
         yield
         return
-    with contextlib.suppress(OSError):
-        readline.read_history_file(history)
+    with contextlib.suppress(OSError, ModelError):
+        readline.read_history_file(cache_folder() / "chat_history")
     try:
         yield
     finally:
         readline.set_history_length(1000)
-        with contextlib.suppress(OSError):
-            history.parent.mkdir(parents=True, exist_ok=True)
-            readline.write_history_file(history)
+        with contextlib.suppress(OSError, ModelError):
+            folder = cache_folder()
+            folder.mkdir(parents=True, exist_ok=True)
+            readline.write_history_file(folder / "chat_history")

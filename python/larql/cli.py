@@ -5,13 +5,17 @@ What a command needs is imported when it runs, so that help is there at once.
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import json
 import os
+import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -24,6 +28,9 @@ if TYPE_CHECKING:
     from larql.model_file import ModelFile
 
 EXIT_MODEL, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_SIGNAL = 128  # and the number of the signal
+
+_UsageError: Any = typer.BadParameter.__base__  # of every wrong command line; typer has no name of its own for it
 
 
 class Precision(str, Enum):
@@ -39,33 +46,77 @@ class Competitor(str, Enum):
     llama_cpp = "llama.cpp"
 
 
+class _Ended(SystemExit):
+    """A signal has asked the program to end. As with a KeyboardInterrupt, everything cleans up on the way out."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(EXIT_SIGNAL + number)
+        self.name = signal.Signals(number).name
+
+
 class _Commands(TyperGroup):
     """Ends a command that fails with one line on stderr and the right exit code."""
 
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _one_line():
+            return super().make_context(*arguments, **options)
+
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _one_line():
             return super().invoke(ctx)
-        except LarqlError as error:
-            typer.echo(f"larql: {error}", err=True)
-            raise typer.Exit(EXIT_USAGE if isinstance(error, InputError) else EXIT_MODEL) from error
-        except KeyboardInterrupt as interrupt:
-            typer.echo("larql: interrupted", err=True)
-            raise typer.Exit(EXIT_INTERRUPTED) from interrupt
-        except BrokenPipeError:
-            raise  # whoever reads has enough: typer ends quietly
-        except OSError as error:
-            if error.filename is not None:
-                raise  # about a file, so not about the output
-            # What is still in the buffer cannot be written at exit either.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            typer.echo(f"larql: cannot write the output: {error.strerror or error}", err=True)
-            raise typer.Exit(EXIT_MODEL) from error
+
+
+@contextlib.contextmanager
+def _one_line() -> Iterator[None]:
+    try:
+        yield
+    except LarqlError as error:
+        _fail(str(error), EXIT_USAGE if isinstance(error, InputError) else EXIT_MODEL)
+    except _UsageError as error:
+        _fail(_usage_line(error), EXIT_USAGE)
+    except KeyboardInterrupt:
+        _fail("interrupted", EXIT_INTERRUPTED)
+    except _Ended as end:
+        _say(f"ended by {end.name}")
+        raise
+    except MemoryError:
+        _fail("there is not enough memory for this; a smaller model, or a smaller --ctx, takes less", EXIT_MODEL)
+    except BrokenPipeError:
+        raise  # whoever reads has enough: typer ends quietly
+    except OSError as error:
+        reason = error.strerror or error
+        if error.filename is not None:
+            _fail(f"cannot use {error.filename}: {reason}", EXIT_MODEL)
+        _discard(sys.stdout)
+        _fail(f"cannot write the output: {reason}", EXIT_MODEL)
+
+
+def _fail(text: str, exit_code: int) -> NoReturn:
+    _say(text)
+    raise typer.Exit(exit_code)
+
+
+def _usage_line(error: Any) -> str:
+    text = " ".join(error.format_message().split()).removesuffix(".")
+    command = error.ctx.command_path if error.ctx else "larql"
+    return f"{text[:1].lower()}{text[1:]}; see {command} --help"
+
+
+def _utf8(argument: str | None) -> str | None:
+    """The text of an argument, also where the locale knows only ASCII."""
+    try:
+        return None if argument is None else os.fsencode(argument).decode()
+    except UnicodeError:
+        raise typer.BadParameter(f"{argument!a} is not UTF-8 text") from None
+
+
+def _each_utf8(arguments: list[str] | None) -> list[str | None]:
+    return [_utf8(argument) for argument in arguments or ()]
 
 
 app = typer.Typer(
     cls=_Commands,
     name="larql",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -86,10 +137,14 @@ TopPOption = Annotated[float, typer.Option(help="Draw from the most likely token
 MinPOption = Annotated[float, typer.Option(help="Least probability, as a share of the highest; 0 is off.")]
 RepeatPenaltyOption = Annotated[float, typer.Option(help="Above 1, recent tokens are less likely; 1 is off.")]
 SeedOption = Annotated[int | None, typer.Option(help="Draw the same each time.")]
-StopOption = Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")]
+StopOption = Annotated[
+    list[str] | None, typer.Option(callback=_each_utf8, help="End before this text; may be given several times.")
+]
 ThreadsOption = Annotated[int | None, typer.Option(help="Threads; by default what suits the machine.")]
 ContextOption = Annotated[int | None, typer.Option(help="Tokens of context; by default the model's own.")]
-SystemOption = Annotated[str | None, typer.Option(metavar="TEXT", help="What the model is told before the talk.")]
+SystemOption = Annotated[
+    str | None, typer.Option(metavar="TEXT", callback=_utf8, help="What the model is told before the talk.")
+]
 NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Pack a .gguf file in memory, not into the cache.")]
 
 
@@ -99,7 +154,17 @@ def main() -> None:
         sys.exit("larql: standard output is closed")
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? for what it lacks
-    app()
+    if hasattr(sys.stdin, "reconfigure") and codecs.lookup(sys.stdin.encoding).name == "ascii":
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # ASCII only means that no locale was chosen
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows lacks one
+        if number is not None and signal.getsignal(number) == signal.SIG_DFL:  # nohup has it ignored
+            signal.signal(number, _end)
+    app(prog_name="larql")
+
+
+def _end(number: int, _: object) -> NoReturn:
+    raise _Ended(number)
 
 
 def _print_version(wanted: bool) -> None:
@@ -110,19 +175,28 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _larql(
-    version: Annotated[
+    ctx: typer.Context,
+    version: Annotated[  # noqa: ARG001
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Runs quantised large language models fast on CPUs."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help(), err=True)
+        raise typer.Exit(EXIT_USAGE)
 
 
 @app.command()
 def generate(
     model: ModelArgument,
-    prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="The text to continue; - reads stdin.")] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PROMPT", callback=_utf8, help="The text to continue; - is stdin, the default if no terminal."
+        ),
+    ] = None,
     file: Annotated[
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="Read the prompt from a file; its last line end is dropped."),
@@ -148,9 +222,9 @@ def generate(
     """Continue a text, or answer a message."""
     text = _read_prompt(prompt, file)
     if logprobs and not as_json:
-        raise typer.BadParameter("--logprobs needs --json")
+        raise InputError("--logprobs needs --json")
     if system is not None and not chat:
-        raise typer.BadParameter("--system needs --chat")
+        raise InputError("--system needs --chat")
 
     from larql.generate import GenerationConfig
 
@@ -177,7 +251,7 @@ def generate(
     else:
         _print_pieces(stream)
     if verbose:
-        typer.echo(_timing_line(stream, loaded), err=True)
+        _tell(_timing_line(stream, loaded))
 
 
 @app.command(name="chat")
@@ -198,7 +272,8 @@ def talk(
     no_cache: NoCacheOption = False,
 ) -> None:
     """Talk with a model: each line of the input is a message. /help lists commands."""
-    from larql.cache import cache_folder
+    _check_stdin()
+
     from larql.chat import Chat
     from larql.chat_console import talk as run
     from larql.generate import GenerationConfig
@@ -215,8 +290,7 @@ def talk(
     )
     loaded = _load(model, threads=threads, ctx=ctx, precision=precision, no_cache=no_cache)
     _warn_of_base_model(loaded, model)
-    history = cache_folder() / "chat_history"
-    run(Chat(loaded, system=system), config, history=history, show=_print_pieces, say=_say)
+    run(Chat(loaded, system=system), config, show=_print_pieces, say=_say)
 
 
 @app.command()
@@ -273,10 +347,7 @@ def models(
     """List the models at hand: installed packages, the cache of converted models, the Hub's cache."""
     from larql import store
 
-    try:
-        items = store.prune() if prune else store.stored()
-    except OSError as error:
-        raise LarqlError(f"cannot prune {error.filename}: {error.strerror or error}") from error
+    items = store.prune() if prune else store.stored()
     if as_json:
         typer.echo(json.dumps(store.as_data(items)))
     elif items:
@@ -299,7 +370,7 @@ def inspect(model: ModelArgument, no_cache: NoCacheOption = False, as_json: Json
 @app.command()
 def tokenize(
     model: ModelArgument,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text; - reads stdin.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", callback=_utf8, help="The text; - reads stdin.")],
     no_cache: NoCacheOption = False,
     as_json: JsonOption = False,
     bos: Annotated[bool, typer.Option("--bos/--no-bos", help="Put BOS in front where the model wants it.")] = True,
@@ -328,7 +399,9 @@ def bench(
     tokens: Annotated[int, typer.Option("--tokens", "-n", help="Tokens to decode in a run; none ends it.")] = 16,
     warmup: Annotated[int, typer.Option(help="Runs that do not count.")] = 1,
     repeat: Annotated[int, typer.Option(help="Runs that count; the medians are reported.")] = 5,
-    prompt: Annotated[str | None, typer.Option(help="The text to begin with, repeated where it is too short.")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(callback=_utf8, help="The text to begin with, repeated where it is too short.")
+    ] = None,
     prompt_tokens: Annotated[int, typer.Option(help="Length of the long prefill.")] = 512,
     depth: Annotated[int | None, typer.Option(help="Tokens in the cache when decoding begins.")] = None,
     threads: Annotated[str | None, typer.Option(help="Threads, or several numbers of them: 1,2.")] = None,
@@ -342,7 +415,7 @@ def bench(
 ) -> None:
     """Measure speed: prefill, decoding, share of what the memory allows."""
     if output_file and not output_file.absolute().parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {output_file.parent}", param_hint="--output-file")
+        raise InputError(f"--output-file: there is no folder {output_file.parent}")
 
     from larql.bench import PROMPT, BenchSettings
     from larql.bench import bench as measure
@@ -426,32 +499,60 @@ def _load(model: str, *, threads: int | None, ctx: int | None, precision: Precis
 
 def _read_prompt(prompt: str | None, file: Path | None) -> str:
     """The text from the argument, stdin or a file; of the latter two, one line end at the very end is dropped."""
-    if (prompt is None) == (file is None):
-        raise typer.BadParameter("give either PROMPT or --file")
+    if prompt is not None and file is not None:
+        raise InputError("give either PROMPT or --file")
     if prompt is not None and prompt != "-":
         return prompt
-    return _read_text(file).removesuffix("\n").removesuffix("\r")
+    if prompt is None and file is None:
+        text = "" if sys.stdin is None or sys.stdin.isatty() else _read_text(None)
+        if not text:
+            raise InputError("there is no prompt; give PROMPT or --file, or write it to stdin")
+    else:
+        text = _read_text(file)
+    return text.removesuffix("\n").removesuffix("\r")
 
 
 def _read_text(file: Path | None) -> str:
     """The text of a file or of stdin."""
-    data = file.read_bytes() if file else sys.stdin.buffer.read()
+    if file is None:
+        _check_stdin()
     try:
+        data = file.read_bytes() if file else sys.stdin.buffer.read()
         return data.decode()
+    except OSError as error:
+        raise InputError(f"{file or 'stdin'} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{file or 'stdin'} is not UTF-8 text (byte {error.start})") from error
+
+
+def _check_stdin() -> None:
+    if sys.stdin is None:
+        raise InputError("standard input is closed")
 
 
 def _thread_counts(text: str | None) -> tuple[int, ...]:
     """The numbers of a list with commas."""
     parts = text.split(",") if text is not None else []
     if not all(part.strip().isdigit() and int(part) >= 1 for part in parts):
-        raise typer.BadParameter(f"{text!r} is no list of thread counts such as 1,2", param_hint="--threads")
+        raise InputError(f"--threads: {text!r} is no list of thread counts such as 1,2")
     return tuple(map(int, parts))
 
 
 def _say(text: str) -> None:
-    typer.echo(f"larql: {text}", err=True)
+    _tell(f"larql: {text}")
+
+
+def _tell(text: str) -> None:
+    """Writes to stderr; when that fails, there is nobody to be told."""
+    try:
+        typer.echo(text, err=True)
+    except OSError:
+        _discard(sys.stderr)
+
+
+def _discard(stream: TextIO) -> None:
+    """Drops what is in a stream's buffer: what could not be written cannot be written at exit either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _write(path: Path, text: str) -> None:

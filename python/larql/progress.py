@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -56,7 +57,8 @@ class ProgressBar:
 
     def _stop(self) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            with contextlib.suppress(OSError):  # the terminal is gone
+                self._bar.stop()
             self._bar = None
 
 
@@ -69,7 +71,11 @@ class _Bar(Protocol):
 def _new_bar(title: str, unit: str | None) -> _Bar:
     if _in_notebook():
         return _NotebookBar(title)
-    return _TerminalBar(title, unit) if sys.stderr.isatty() else _NoBar()
+    return _TerminalBar(title, unit) if _can_draw() else _NoBar()
+
+
+def _can_draw() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def _in_notebook() -> bool:
@@ -92,7 +98,7 @@ class _TerminalBar:
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
         count = TextColumn(f"{{task.completed}}/{{task.total}} {unit}") if unit else DownloadColumn()
-        columns = (TextColumn("{task.description}"), BarColumn(), count, TimeRemainingColumn())
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), count, TimeRemainingColumn())
         self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
         self._task = self._bar.add_task(title)
         self._bar.start()
@@ -101,7 +107,8 @@ class _TerminalBar:
         self._bar.update(self._task, completed=done, total=total)
 
     def stop(self) -> None:
-        self._bar.stop()
+        with contextlib.suppress(OSError):  # the terminal is gone
+            self._bar.stop()
 
 
 class _NotebookBar:

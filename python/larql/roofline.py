@@ -122,7 +122,7 @@ def default_threads() -> int:
 
 def cached_saturation() -> int | None:
     """Threads from which on this machine reads memory no faster, when `larql roofline` has measured it."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, LarqlError, ValueError, KeyError, TypeError):
         known = json.loads(_note().read_text("utf-8"))
         if known["key"] == _key() and isinstance(known["saturation"]["threads"], int):
             return int(known["saturation"]["threads"])
@@ -216,5 +216,5 @@ def _note() -> Path:
 
 def _remember(result: dict[str, Any]) -> None:
     """Keeps a result; a cache that cannot be written costs only that."""
-    with contextlib.suppress(OSError), new_file(_note()) as file:
+    with contextlib.suppress(OSError, LarqlError), new_file(_note()) as file:
         file.write(json.dumps({"key": _key(), **result}).encode())

@@ -53,8 +53,8 @@ def resolve(model: str | os.PathLike[str], *, quiet: bool = True) -> Path:
         raise ModelError(f"the model's name is empty; {_ACCEPTED}")
     if name.startswith(SCHEME):
         return download(name, quiet=quiet)
-    path = Path(name).expanduser()
-    if path.is_file() or ((path / INDEX).is_file() and not is_unfinished(path)):
+    path = Path(os.path.expanduser(name))
+    if os.path.isfile(path) or (os.path.isfile(path / INDEX) and not is_unfinished(path)):
         return path
     if name in PACKAGED_MODELS:
         return find_packaged(name)
@@ -64,7 +64,16 @@ def resolve(model: str | os.PathLike[str], *, quiet: bool = True) -> Path:
 def _what_is_wrong(name: str, path: Path) -> str:
     if is_unfinished(path):
         return f"{name} is what a conversion left that did not come to its end"
-    if path.is_dir():
+    is_folder = os.path.isdir(path)
+    file = path / INDEX if is_folder else path
+    try:
+        file.stat()
+        return f"{file} is no regular file"
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        return f"{file} cannot be read: {error.strerror}"
+    if is_folder:
         return f"{name} is a folder without {INDEX}"
     if close := difflib.get_close_matches(name, PACKAGED_MODELS, n=1):
         return f"there is no model {name!r}, did you mean {close[0]!r}"
@@ -74,15 +83,15 @@ def _what_is_wrong(name: str, path: Path) -> str:
 def _cached(file: GgufFile, progress: Progress | None) -> VindexFolder:
     """The .vindex of a GGUF file in the cache, which is made when it is not there."""
     folder = cache_folder() / "vindex" / f"{file.sha256[:32]}-v{VERSION}.vindex"
-    if not folder.exists():
-        try:
+    try:
+        if not folder.exists():
             folder.parent.mkdir(parents=True, exist_ok=True)
             _convert_once(file, folder, progress)
-        except OSError as error:
-            raise ModelError(
-                f"{file.path} cannot be converted into the cache {folder.parent}: {error.strerror or error}; "
-                "LARQL_CACHE chooses another folder, and with --no-cache (in Python, cache=False) none is used"
-            ) from error
+    except OSError as error:
+        raise ModelError(
+            f"{file.path} cannot be converted into the cache {folder.parent}: {error.strerror or error}; "
+            "LARQL_CACHE chooses another folder, and with --no-cache (in Python, cache=False) none is used"
+        ) from error
     try:
         return VindexFolder(folder, file.path)
     except ModelError as error:

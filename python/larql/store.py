@@ -76,13 +76,15 @@ def _cache() -> Iterator[Stored]:
     folder = cache_folder()
     current = {f"{name}-{model.sha256[:12]}.gguf": name for name, model in PACKAGED_MODELS.items()}
     for path in _entries(folder / "models"):
-        useless = path.name not in current and not _is_fresh(path)
-        note = "left over" if useless else f"put together for {current.get(path.name, 'a package')}"
-        yield Stored(str(path), "cache", _bytes_of(path), note, useless)
-    for path in _entries(folder / "vindex"):
-        if path.is_dir():
-            note, useless = _state(path)
+        with contextlib.suppress(FileNotFoundError):  # whoever was writing it has ended
+            useless = path.name not in current and not _is_fresh(path)
+            note = "left over" if useless else f"put together for {current.get(path.name, 'a package')}"
             yield Stored(str(path), "cache", _bytes_of(path), note, useless)
+    for path in _entries(folder / "vindex"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_dir():
+                note, useless = _state(path)
+                yield Stored(str(path), "cache", _bytes_of(path), note, useless)
 
 
 def _state(folder: Path) -> tuple[str, bool]:
