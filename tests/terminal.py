@@ -41,11 +41,20 @@ class Terminal:
         """Presses keys."""
         os.write(self._file, text.encode())
 
-    def exit_code(self) -> int:
-        """Waits for the end, and sees all that comes until then."""
+    def exit_code(self, pressing: str = "") -> int:
+        """Waits for the end, and sees all that comes until then.
+
+        Keys are pressed again each second: a signal that comes just before a program waits for input does not wake it.
+        """
+        self.type(pressing)
         try:
-            while read := os.read(self._file, 4096):
-                self.seen += read.decode(errors="replace")
+            while True:
+                if not select.select([self._file], [], [], 1)[0]:
+                    self.type(pressing)
+                elif read := os.read(self._file, 4096):
+                    self.seen += read.decode(errors="replace")
+                else:
+                    break
         except OSError:  # how the end of a terminal looks on Linux
             pass
         os.close(self._file)

@@ -203,8 +203,7 @@ def test_a_terminal_stops_an_answer_and_then_leaves(smollm_path: Path) -> None:
     terminal.type("\x03")
     terminal.expect("stopped; once more leaves")
     terminal.expect("> ")
-    terminal.type("\x03")
-    assert terminal.exit_code() == 130
+    assert terminal.exit_code(pressing="\x03") == 130
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
