@@ -22,6 +22,7 @@ use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -78,8 +79,8 @@ impl Gguf {
     }
 
     #[getter]
-    fn paths(&self) -> Vec<String> {
-        self.0.paths().iter().map(|path| path.to_string_lossy().into_owned()).collect()
+    fn paths(&self) -> Vec<OsString> {
+        self.0.paths().iter().map(|path| path.clone().into_os_string()).collect()
     }
 
     fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

@@ -90,12 +90,7 @@ class GgufFile:
     def sha256(self) -> str:
         """The file's checksum in hex; of several shards, that of their checksums, one after another."""
         try:
-            sums = [file_sha256(path) for path in self._paths()]
+            sums = [file_sha256(path) for path in map(Path, self.gguf.paths)]
         except OSError as error:
             raise ModelError(f"{self.path}: cannot be read: {error.strerror or error}") from error
         return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
-
-    def _paths(self) -> list[Path]:
-        """The shards, or the file by the name that was given: the core tells names as text, which not all are."""
-        paths = self.gguf.paths
-        return [Path(path) for path in paths] if len(paths) > 1 else [self.path]
