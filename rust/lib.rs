@@ -31,5 +31,6 @@ pub mod pack;
 pub mod quant;
 pub mod config;
 pub mod error;
+pub mod ladder;
 #[cfg(feature = "python")]
 mod python;

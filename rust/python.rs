@@ -28,6 +28,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
+mod ladder;
 mod tools;
 
 /// How often a running forward looks for Ctrl-C.
@@ -61,6 +62,35 @@ impl From<Error> for PyErr {
 /// Locks; a panic elsewhere does not spoil the data, since forwards commit only at their end.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Looks for Ctrl-C while something runs without the GIL.
+struct Watcher {
+    next_look: Instant,
+    interrupt: Option<PyErr>,
+}
+
+impl Watcher {
+    fn new() -> Self {
+        Self { next_look: Instant::now() + SIGNAL_INTERVAL, interrupt: None }
+    }
+
+    /// Looks, unless it has done so a moment ago; an error ends what runs.
+    fn look(&mut self) -> crate::error::Result<()> {
+        if Instant::now() >= self.next_look {
+            self.next_look = Instant::now() + SIGNAL_INTERVAL;
+            self.interrupt = Python::attach(|py| py.check_signals()).err();
+        }
+        if self.interrupt.is_some() { Err(Error::Cancelled) } else { Ok(()) }
+    }
+
+    /// The interrupt, or else the outcome.
+    fn or<R>(self, outcome: crate::error::Result<R>) -> PyResult<R> {
+        match self.interrupt {
+            Some(error) => Err(error),
+            None => Ok(outcome?),
+        }
+    }
 }
 
 #[pyclass(frozen, module = "larql._core")]
@@ -377,23 +407,15 @@ impl Engine {
         self.with(py, |engine| {
             let mut guards: Vec<_> = batch.sequences.iter().map(|sequence| lock(&sequence.get().0)).collect();
             let mut sequences: Vec<_> = guards.iter_mut().map(|guard| &mut **guard).collect();
-            let mut interrupt = None;
-            let mut next_look = Instant::now() + SIGNAL_INTERVAL;
+            let mut watcher = Watcher::new();
             let mut watch = |residual: &[f32]| {
                 if let Some(tap) = &mut tap {
                     tap.extend_from_slice(residual);
                 }
-                if Instant::now() >= next_look {
-                    next_look = Instant::now() + SIGNAL_INTERVAL;
-                    interrupt = Python::attach(|py| py.check_signals()).err();
-                }
-                if interrupt.is_some() { Err(Error::Cancelled) } else { Ok(()) }
+                watcher.look()
             };
             let outcome = engine.forward(&mut sequences, &batch.items, &mut watch, finish);
-            match interrupt {
-                Some(error) => Err(error),
-                None => Ok(outcome?),
-            }
+            watcher.or(outcome)
         })
     }
 }
@@ -557,5 +579,6 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<Sampler>()?;
     m.add_class::<Engine>()?;
     m.add_function(wrap_pyfunction!(write_weights, m)?)?;
+    ladder::register(m)?;
     tools::register(m)
 }

@@ -40,9 +40,10 @@ RUST = {
     "attention": "batch kv_cache team kernels",
     "model": "activations attention batch kv_cache ops matmul profile team weights kernels config error",
     "engine": "model attention batch kv_cache profile team weights kernels config error",
+    "ladder": ("engine activations batch kv_cache matmul ops team weights gguf quant kernels config error"),
     "python": (
-        "engine activations batch kv_cache matmul sampler profile roofline team weights vindex gguf quant kernels "
-        "config error"
+        "ladder engine activations batch kv_cache matmul sampler profile roofline team weights vindex gguf quant "
+        "kernels config error"
     ),
 }
 
@@ -59,7 +60,8 @@ PYTHON = {
     "spm_merges": "",
     "tokenizer": "spm_merges pretokenizers",
     "machine": "",
-    "roofline": "machine cache files _core",
+    "plots": "",
+    "roofline": "plots machine cache files _core",
     "model_file": "roofline tokenizer families config _core",
     "gguf_file": "tokenizer cache families config _core",
     "typed_json": "",
@@ -75,7 +77,7 @@ PYTHON = {
     "chat_template": "",
     "chat_format": "chat_template tokenizer",
     "inspect": "vindex model_file _core",
-    "trace": "tokenizer _core",
+    "trace": "plots tokenizer _core",
     "kernels": "_core",
     "model": ("chat_format chat_template generate trace session_file session inspect source model_file progress _core"),
     "chat": "model generate progress",
@@ -86,11 +88,12 @@ PYTHON = {
     "figures": "contest model config",
     "bench": "figures contest peer roofline machine inspect model source model_file progress _core",
     "bench_table": "",
+    "ladder": "bench figures plots roofline machine model gguf_file model_file _core",
     "__init__": "chat model generate trace session kernels _core",
     "chat_console": "chat model generate cache",
     "cli": (
-        "store chat_console chat progress bench_table bench roofline evaluate inspect model generate verify convert "
-        "source vindex model_file cache _core"
+        "ladder plots store chat_console chat progress bench_table bench roofline evaluate inspect model generate "
+        "verify convert source vindex model_file cache _core"
     ),
 }
 # The modules at the end of the chains: nothing imports them.
@@ -109,18 +112,18 @@ class Absence(NamedTuple):
 
 RUST_ABSENCES = (
     Absence("only python.rs knows Python", r"\b(pyo3|numpy|Py[A-Z]\w*)\b", "python.rs python/"),
-    Absence("only team.rs starts threads", r"\brayon\b|\bthread\s*::\s*(spawn|scope|Builder|[{*])", "team.rs"),
+    Absence("only team.rs starts threads", r"\brayon\b|\bthread\s*::\s*(spawn|scope|Builder|[{*])", "team.rs ladder/"),
     Absence("few modules open files", r"\bFile\s*::|\bfs\s*::(?!File;)", "mapped.rs vindex.rs", in_tests=False),
     Absence("memory is mapped in few places", r"\b(memmap2|libc)\b", "mapped.rs memory.rs"),
     Absence(
         "only the kernels know instruction sets",
         r"\b(std|core)\s*::\s*(arch|simd)\b|\btarget_(feature|arch)\b|\bis_\w+_feature_detected\b|\basm!",
-        "kernels/",
+        "kernels/ ladder.rs ladder/",
     ),
     Absence(
         "unsafe code is in few files",
         r"\bunsafe\b",
-        "activations.rs attention.rs kernels/ mapped.rs matmul.rs quant/blocks.rs team.rs",
+        "activations.rs attention.rs kernels/ ladder/avx2.rs mapped.rs matmul.rs quant/blocks.rs team.rs",
     ),
     Absence(
         "the environment is read in few places",

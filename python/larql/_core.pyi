@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 __all__ = [
     "Engine",
     "Gguf",
+    "Ladder",
     "Matrix",
     "Sampler",
     "Sequence",
@@ -162,6 +163,23 @@ class Engine:
         """As forward, and the residual stream [layers + 1, tokens, width] after the embedding and each layer."""
     def unembed(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
         """The logits [n, vocab] that states [n, width] of the residual stream would give after the last layer."""
+
+@final
+class Ladder:
+    """A model in a GGUF file, to be decoded on the rungs of a ladder from naive to fast."""
+
+    def __new__(cls, gguf: Gguf, tensor_names: dict[str, str], config_json: str) -> Ladder: ...
+    @staticmethod
+    def rungs() -> list[str]:
+        """The names of the rungs, the slowest first; each has what those before it have."""
+    def climb(
+        self, rung: str, prompt: Seq[int], tokens: int, seconds: float, threads: int
+    ) -> tuple[list[int], float, list[float]]:
+        """Continues a prompt with at most so many tokens, each the most likely one; end tokens do not end it.
+
+        After so many seconds of decoding no more begins, but there are two at least where `tokens` allows it. Returns
+        the new ids, the seconds of the prompt, with which the first comes, and those of each further one.
+        """
 
 @final
 class Matrix:

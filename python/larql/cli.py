@@ -448,7 +448,8 @@ def roofline(
     as_json: JsonOption = False,
 ) -> None:
     """Measure what this machine's memory and arithmetic can do, by the number of threads."""
-    from larql.roofline import as_table, load_plotting, measure, save_plot
+    from larql.plots import load_plotting
+    from larql.roofline import as_table, measure, save_plot
 
     if plot:
         load_plotting()  # a missing package is found out before the minutes of measuring
@@ -456,6 +457,29 @@ def roofline(
     typer.echo(json.dumps(result) if as_json else as_table(result))
     if plot:
         save_plot(result, plot)
+
+
+@app.command()
+def ladder(
+    model: ModelArgument,
+    tokens: Annotated[int, typer.Option("--tokens", "-n", help="Tokens that a rung writes, if it is fast.")] = 32,
+    plot: Annotated[Path | None, typer.Option(dir_okay=False, help="Draw the climb into this file (.png).")] = None,
+    as_json: JsonOption = False,
+    output_file: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the JSON object there, too.")] = None,
+) -> None:
+    """Climb from a naive decoder to LARQL, one measured step at a time."""
+    from larql.ladder import as_table, climb, save_plot
+    from larql.plots import load_plotting
+    from larql.source import open_gguf
+
+    if plot:
+        load_plotting()  # a missing package is found out before the minutes of measuring
+    record = climb(model, open_gguf(model), _open(model, cache=True), tokens=tokens, say=_say)
+    typer.echo(json.dumps(record) if as_json else as_table(record))
+    if plot:
+        save_plot(record, plot)
+    if output_file:
+        _write(output_file, json.dumps(record, indent=1) + "\n")
 
 
 @app.command(name="eval")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import json
 import os
 import statistics
@@ -19,6 +18,7 @@ from larql.cache import cache_folder
 from larql.errors import InputError, LarqlError
 from larql.files import new_file
 from larql.machine import available_memory, cache_sizes, cpu_model, machine_facts, usable_cores
+from larql.plots import load_plotting, save_figure
 
 VERSION = 1  # of the measurement; results of other versions are not comparable
 FULL_BUFFER = 1 << 30  # bytes read at a time: far more than caches hold
@@ -148,14 +148,6 @@ def as_table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def load_plotting() -> Any:
-    """The part of matplotlib that `save_plot` needs; raises InputError when it is not installed."""
-    try:
-        return importlib.import_module("matplotlib.figure")
-    except ImportError as error:
-        raise InputError("--plot needs matplotlib: pip install matplotlib") from error
-
-
 def save_plot(result: dict[str, Any], path: Path) -> None:
     """Draws bandwidth over threads into a file; its ending chooses the format."""
     figure = load_plotting().Figure(figsize=(7, 4.5), layout="constrained")
@@ -167,10 +159,7 @@ def save_plot(result: dict[str, Any], path: Path) -> None:
     axes.set(title=result["machine"]["cpu"], xlabel="threads", ylabel="read bandwidth, GB/s", xticks=threads)
     axes.set_ylim(0, 1.1 * max(row["gb_s"] for row in result["read"]))
     axes.legend(loc="lower right")
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot write the plot to {path}: {error}") from error
+    save_figure(figure, path)
 
 
 def _read_row(threads: int, plain: list[float], prefetched: list[float]) -> dict[str, Any]:

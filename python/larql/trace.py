@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from larql.errors import InputError
+from larql.plots import load_plotting
 
 if TYPE_CHECKING:
     from larql._core import Engine
@@ -75,10 +75,7 @@ class Lens:
 
         Raises InputError when matplotlib is not installed.
         """
-        try:
-            pyplot = importlib.import_module("matplotlib.pyplot")
-        except ImportError as error:
-            raise InputError("a plot needs matplotlib: pip install matplotlib") from error
+        pyplot = load_plotting("pyplot")
         n_layers, n_tokens = self.probabilities.shape[:2]
         figure, axes = pyplot.subplots(figsize=(1.5 + 1.1 * n_tokens, 1.5 + 0.3 * n_layers), layout="constrained")
         image = axes.imshow(self.probabilities[:, :, 0], aspect="auto", origin="lower", vmin=0, vmax=1, cmap="Blues")

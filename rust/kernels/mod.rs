@@ -30,6 +30,7 @@ pub use math::LANES;
 use math::Lanes;
 pub use panel_block::Panels;
 pub use peaks::READ_UNIT;
+pub use prefetch::set_prefetch;
 
 use crate::error::{Result, input_error};
 

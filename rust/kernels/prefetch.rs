@@ -2,6 +2,7 @@
 
 use crate::error::{Result, input_error};
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Environment variable with another distance, in bytes; 0 leaves it to the CPU.
 const DISTANCE_VAR: &str = "LARQL_PREFETCH";
@@ -18,9 +19,19 @@ static DISTANCE: LazyLock<std::result::Result<usize, String>> = LazyLock::new(||
     distance.ok_or_else(|| format!("{DISTANCE_VAR} is {text:?}; it must be a number of bytes, at most {MAX_DISTANCE}"))
 });
 
+static OFF: AtomicBool = AtomicBool::new(false);
+
+/// Turns prefetching off for the whole process, or on again.
+pub fn set_prefetch(on: bool) {
+    OFF.store(!on, Ordering::Relaxed);
+}
+
 /// The distance in bytes.
 #[inline]
 pub fn distance() -> usize {
+    if OFF.load(Ordering::Relaxed) {
+        return 0;
+    }
     *DISTANCE.as_ref().unwrap_or(&DEFAULT_DISTANCE)
 }
 
