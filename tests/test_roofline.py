@@ -194,7 +194,7 @@ def test_a_plot_without_matplotlib_is_one_line(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # as if it were not installed
     result = run("--plot", str(tmp_path / "roofline.png"))
     assert result.exit_code == 2
-    assert result.stderr == "larql: --plot needs matplotlib: pip install matplotlib\n"
+    assert result.stderr == "larql: a plot needs matplotlib: pip install matplotlib\n"
     assert not reads
 
 
