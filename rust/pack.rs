@@ -5,7 +5,8 @@
 //! the first unit of every row, then the second of every row, and so on. So one vector load holds the same weights'
 //! bytes of many rows, and each lane keeps its own row. Rows that fill the last panel up are zeros.
 //!
-//! Only the fifth bits of Q5_0 and Q5_1 are moved within their bytes; see `reorder_fifth_bits`.
+//! Q6_K's fields are cut up and reordered, too (`fields`). Only the fifth bits of Q5_0 and Q5_1 are moved within their
+//! bytes (`reorder_fifth_bits`).
 
 use crate::quant::DType;
 
@@ -27,7 +28,8 @@ fn fields(dtype: DType) -> &'static [Field] {
         DType::Q8_0 => &[(0, 2, 2), (2, 32, 4)],
         DType::Q4_K => &[(0, 2, 2), (2, 2, 2), (4, 12, 1), (16, 128, 4)],
         DType::Q5_K => &[(0, 2, 2), (2, 2, 2), (4, 12, 1), (16, 32, 4), (48, 128, 4)],
-        // In the order of use: of 128 columns, the first two quarters' halves with the high bits of all, then the others.
+        // In the order of use: of each 128 columns the high bits of the first 16 of all quarters, the first 16 of the first
+        // and third quarter, the same for the other 16, then the second and fourth quarter.
         DType::Q6_K => &[
             (208, 2, 2),
             (192, 16, 1),
@@ -173,6 +175,7 @@ mod tests {
     /// A change here makes every .vindex folder that exists unreadable: raise VERSION in python/larql/vindex.py with it.
     #[test]
     fn the_layout_stays() {
+        assert_eq!(DType::all().count(), LAYOUTS.len(), "a hash for each type");
         for (dtype, want) in DType::all().zip(LAYOUTS) {
             let row_bytes = 2 * dtype.block_bytes();
             let source: Vec<u8> = (0..PANEL * row_bytes).map(|i| (i * i % 253) as u8).collect();

@@ -53,7 +53,7 @@ impl Scale {
         Self { scale, offset: _mm512_mul_ps(scale, _mm512_set1_ps(-AS_FLOAT)) }
     }
 
-    /// A sum that began at AS_FLOAT times the scale: exact, because every number in it is.
+    /// A sum that began at AS_FLOAT, without it and times the scale: exact, because every number in it is.
     #[inline(always)]
     unsafe fn apply(self, sum: __m512i) -> __m512 {
         _mm512_fmadd_ps(_mm512_castsi512_ps(sum), self.scale, self.offset)

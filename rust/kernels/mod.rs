@@ -1,7 +1,8 @@
 //! The inner loops, one table of functions per instruction set, chosen once at run time.
 //!
-//! `scalar` holds the loops in portable Rust. Each table is that source compiled for one instruction set, so all
-//! tables give the same bits. Kernels know blocks, rows and columns; they know no model.
+//! A table is portable source (`scalar`, `int8`, `attend`, `peaks`) compiled for one instruction set, and products and
+//! attention written for its vectors (`simd`). All tables give the same bits. Kernels know blocks, rows and columns; they
+//! know no model.
 
 pub mod math;
 #[cfg(target_arch = "x86_64")]
