@@ -73,9 +73,9 @@ class Memory:
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(larql.ladder, "ReadProbe", Memory)
     monkeypatch.setattr(larql.ladder, "refuse_debug_build", lambda: None)
-    file = GgufFile(write_tiny_model(tmp_path / "tiny.gguf", "gemma3", "Q4_K"))
+    path = write_tiny_model(tmp_path / "tiny.gguf", "gemma3", "Q4_K")
     said: list[str] = []
-    result = climb(str(file.path), file, file, tokens=4, say=said.append)
+    result = climb(path, tokens=4, say=said.append)
     assert said[0].startswith("this takes about")
     assert len(said) == 1 + len(WHY)
     return result
@@ -103,8 +103,8 @@ def test_an_unlikely_choice_is_marked(record: dict[str, Any]) -> None:
 
 
 def test_a_rate_needs_two_tokens(tmp_path: Path) -> None:
-    file = GgufFile(write_tiny_model(tmp_path / "tiny.gguf", "llama", "Q8_0"))
+    path = write_tiny_model(tmp_path / "tiny.gguf", "llama", "Q8_0")
     with pytest.raises(InputError, match="a rate needs at least 2"):
-        climb("tiny", file, file, tokens=1)
+        climb(path, tokens=1)
     with pytest.raises(InputError, match="do not fit in a context"):
-        climb("tiny", file, file, tokens=10**6)
+        climb(path, tokens=10**6)

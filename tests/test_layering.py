@@ -88,7 +88,7 @@ PYTHON = {
     "figures": "contest model config",
     "bench": "figures contest peer roofline machine inspect model source model_file progress _core",
     "bench_table": "",
-    "ladder": "bench figures plots roofline machine model gguf_file model_file _core",
+    "ladder": "bench figures plots roofline machine model source progress _core",
     "__init__": "chat model generate trace session kernels _core",
     "chat_console": "chat model generate cache",
     "cli": (

@@ -470,11 +470,12 @@ def ladder(
     """Climb from a naive decoder to LARQL, one measured step at a time."""
     from larql.ladder import as_table, climb, save_plot
     from larql.plots import load_plotting
-    from larql.source import open_gguf
+    from larql.progress import ProgressBar
 
     if plot:
         load_plotting()  # a missing package is found out before the minutes of measuring
-    record = climb(model, open_gguf(model), _open(model, cache=True), tokens=tokens, say=_say)
+    with ProgressBar(f"converting {model}") as progress:
+        record = climb(model, tokens=tokens, say=_say, progress=progress)
     typer.echo(json.dumps(record) if as_json else as_table(record))
     if plot:
         save_plot(record, plot)

@@ -6,12 +6,13 @@ compared to what f32 arithmetic would say.
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,14 +20,12 @@ from larql import _core
 from larql.bench import circumstances
 from larql.errors import InputError
 from larql.figures import rounded
-from larql.gguf_file import GgufFile
 from larql.machine import usable_cores
 from larql.model import Model
 from larql.plots import load_plotting, save_figure
+from larql.progress import Progress
 from larql.roofline import ReadProbe, default_threads, refuse_debug_build
-
-if TYPE_CHECKING:
-    from larql.model_file import ModelFile
+from larql.source import open_gguf, open_model
 
 FORMAT = 1  # of the record
 PROMPT = (
@@ -77,18 +76,27 @@ class Step:
 
 
 def climb(
-    name: str, file: GgufFile, facts: ModelFile, *, tokens: int = TOKENS, say: Say = lambda _: None
+    model: str | os.PathLike[str],
+    *,
+    tokens: int = TOKENS,
+    seconds: float = SECONDS,
+    say: Say = lambda _: None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """The record of a climb, ready for JSON; `say` hears how long it will take, and each rung's result.
 
-    `facts` is the same model as it would be loaded. Raises LarqlError for a debug build, ModelError for the file, and
-    InputError for fewer than two tokens or a model whose context is too short.
+    `model` is as for `larql.load`, but no .vindex; `progress` follows its conversion. A rung writes `tokens` tokens, or
+    fewer where that takes more than `seconds`.
+
+    Raises LarqlError for a debug build, ModelError for the file, and InputError for a .vindex, fewer than two tokens or
+    a model whose context is too short.
     """
     refuse_debug_build()
     if tokens < 2:
         raise InputError(f"tokens is {tokens}; a rate needs at least 2")
-    reference = Model(facts, precision="reference")
-    model = Model(facts)
+    file, packed = open_gguf(model), open_model(model, progress=progress)
+    reference = Model(packed, precision="reference")
+    fast = Model(packed)
     prompt = _prompt(reference)
     if len(prompt) + tokens > reference.engine.context:
         raise InputError(f"{len(prompt) + tokens} tokens do not fit in a context of {reference.engine.context}")
@@ -96,12 +104,12 @@ def climb(
     probe = ReadProbe()
     best = default_threads()
     roofline = statistics.median(probe.best_gb_s(best) for _ in range(3))
-    say(f"this takes about {_minutes(_estimate(ladder, prompt))}")
-    gigabytes = model.engine.weight_bytes / 1e9
+    say(f"this takes about {_minutes(_estimate(ladder, prompt, seconds))}")
+    gigabytes = fast.engine.weight_bytes / 1e9
     steps: list[Step] = []
     for rung in ladder.rungs():
         threads = best if _reached(rung, "threads") else usable_cores()
-        ids, prompt_s, step_s = ladder.climb(rung, prompt, tokens, SECONDS, threads)
+        ids, prompt_s, step_s = ladder.climb(rung, prompt, tokens, seconds, threads)
         tok_s = 1 / statistics.median(step_s)
         agreeing, lowest = _compare(reference, prompt, ids)
         step = Step(
@@ -122,8 +130,8 @@ def climb(
         "kind": "ladder",
         "format": FORMAT,
         "date": datetime.now(timezone.utc).date().isoformat(),
-        **circumstances(name, facts, model),
-        "settings": {"prompt_tokens": len(prompt), "tokens": tokens, "seconds": SECONDS},
+        **circumstances(os.fspath(model), packed, fast),
+        "settings": {"prompt_tokens": len(prompt), "tokens": tokens, "seconds": seconds},
         "roofline_gb_s": rounded(roofline),
         "weights_gb_per_token": rounded(gigabytes),
         "rungs": [asdict(step) for step in steps],
@@ -144,7 +152,7 @@ def _reached(rung: str, goal: str) -> bool:
     return rungs.index(rung) >= rungs.index(goal)
 
 
-def _estimate(ladder: _core.Ladder, prompt: Sequence[int]) -> float:
+def _estimate(ladder: _core.Ladder, prompt: Sequence[int], seconds: float) -> float:
     """Seconds that a climb takes, about: from a short prompt and one token on the second rung."""
     few = 4
     _, short, (single,) = ladder.climb("cache", prompt[:few], 2, 0.0, usable_cores())
@@ -152,7 +160,7 @@ def _estimate(ladder: _core.Ladder, prompt: Sequence[int]) -> float:
     slow = single + per_token * len(prompt)
     # Three rungs without vector instructions, the first of which computes all twice; then six whose prompts still
     # decode all weights, and six fast ones.
-    return 4 * slow + 3 * SECONDS + 6 * (single + slow / 8 + SECONDS / 2) + 6 * 3.0
+    return 4 * slow + 3 * seconds + 6 * (single + slow / 8 + seconds / 2) + 6 * seconds / 2
 
 
 def _compare(reference: Model, prompt: Sequence[int], ids: Sequence[int]) -> tuple[int, float]:

@@ -39,7 +39,7 @@ def open_gguf(model: str | os.PathLike[str]) -> GgufFile:
     """Opens the GGUF file that `model` stands for. Raises ModelError, and InputError for a .vindex."""
     path = resolve(model, quiet=False)
     if path.is_dir():
-        raise InputError(f"{path} is a .vindex already")
+        raise InputError(f"{path} is a .vindex; this needs the .gguf file that it was made from")
     return GgufFile(path)
 
 

@@ -48,7 +48,7 @@ fn integers(row: Row, x: &[Vector], out: &mut [f32]) {
 /// eight sums of 32 bits, four for each half.
 #[target_feature(enable = "avx2,fma")]
 fn products(w: &Unpacked, n: usize, x: &Int8, start: usize) -> f32 {
-    let mut sums = [_mm256_setzero_ps(); 2];
+    let (mut sum, mut other) = (_mm256_setzero_ps(), _mm256_setzero_ps());
     for (i, (w_part, x_part)) in w.quants[..n]
         .as_chunks::<QUANT_BLOCK>()
         .0
@@ -64,10 +64,10 @@ fn products(w: &Unpacked, n: usize, x: &Int8, start: usize) -> f32 {
         let halves = QUANT_BLOCK / SUM_BLOCK * i;
         let scales = _mm256_set_m128(_mm_set1_ps(w.scales[halves + 1]), _mm_set1_ps(w.scales[halves]));
         let scales = _mm256_mul_ps(scales, _mm256_set1_ps(x.scales[start / QUANT_BLOCK + i]));
-        sums[i % 2] = _mm256_fmadd_ps(totals, scales, sums[i % 2]);
+        (sum, other) = (other, _mm256_fmadd_ps(totals, scales, sum)); // in turns
     }
     let mut lanes = [0.0_f32; 8];
     // SAFETY: eight floats.
-    unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), _mm256_add_ps(sums[0], sums[1])) };
+    unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), _mm256_add_ps(sum, other)) };
     lanes.iter().sum()
 }

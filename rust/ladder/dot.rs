@@ -146,15 +146,20 @@ fn add_products<const SUMS: usize, const FUSED: bool>(w: &[f32], x: &[f32], sums
     let multiply_add = |w: f32, x: f32, sum: f32| if FUSED { w.mul_add(x, sum) } else { w * x + sum };
     let (w, w_rest) = w.as_chunks::<WIDTH>();
     let (x, x_rest) = x.as_chunks::<WIDTH>();
-    for (i, (w, x)) in w.iter().zip(x).enumerate() {
-        let sum = &mut sums[i % SUMS];
-        for lane in 0..WIDTH {
-            sum[lane] = multiply_add(w[lane], x[lane], sum[lane]);
+    let mut kept = *sums; // in registers, which needs places that are known when this is compiled
+    for (w, x) in w.chunks_exact(SUMS).zip(x.chunks_exact(SUMS)) {
+        for i in 0..SUMS {
+            for lane in 0..WIDTH {
+                kept[i][lane] = multiply_add(w[i][lane], x[i][lane], kept[i][lane]);
+            }
         }
     }
-    for (lane, (w, x)) in w_rest.iter().zip(x_rest).enumerate() {
-        sums[0][lane] = multiply_add(*w, *x, sums[0][lane]);
+    let whole = w.len() / SUMS * SUMS;
+    let rest = |floats: &[[f32; WIDTH]], last: &[f32]| [floats[whole..].as_flattened(), last].concat();
+    for (i, (w, x)) in rest(w, w_rest).iter().zip(rest(x, x_rest)).enumerate() {
+        kept[0][i % WIDTH] = multiply_add(*w, x, kept[0][i % WIDTH]);
     }
+    *sums = kept;
 }
 
 /// Row times vectors in int8.
