@@ -1,6 +1,6 @@
-//! The rungs' functions for x86-64 with AVX2: portable ones compiled for it, and integer products by hand.
+//! The rungs' functions for x86-64 with AVX2: the portable loops compiled for it, with products by hand.
 
-use super::dot::{Functions, Int8, Row, Vector, dense_in_lanes, in_integers, in_lanes};
+use super::dot::{Functions, Int8, Row, Sums, Vector, WIDTH, add_rest, dense_in_lanes, in_integers, in_lanes};
 use crate::kernels::{QUANT_BLOCK, SUM_BLOCK};
 use crate::quant::blocks::Unpacked;
 use std::arch::x86_64::*;
@@ -21,22 +21,90 @@ pub fn functions() -> Option<&'static Functions> {
 
 #[target_feature(enable = "avx2,fma")]
 fn one_sum(row: Row, x: &[Vector], out: &mut [f32]) {
-    in_lanes::<1, true>(row, x, out);
+    in_lanes::<1>(row, x, out, |w, x, sums| add_scaled(w, x, sums), |w, x, sums| add_products(w, x, sums));
 }
 
 #[target_feature(enable = "avx2,fma")]
 fn dense_one_sum(w: &[f32], x: &[f32]) -> f32 {
-    dense_in_lanes::<1, true>(w, x)
+    dense_in_lanes::<1>(w, x, |w, x, sums| add_products(w, x, sums))
 }
 
 #[target_feature(enable = "avx2,fma")]
 fn four_sums(row: Row, x: &[Vector], out: &mut [f32]) {
-    in_lanes::<4, true>(row, x, out);
+    in_lanes::<4>(row, x, out, |w, x, sums| add_scaled(w, x, sums), |w, x, sums| add_products(w, x, sums));
 }
 
 #[target_feature(enable = "avx2,fma")]
 fn dense_four_sums(w: &[f32], x: &[f32]) -> f32 {
-    dense_in_lanes::<4, true>(w, x)
+    dense_in_lanes::<4>(w, x, |w, x, sums| add_products(w, x, sums))
+}
+
+/// Each register of sums gets the products of every SUMSth register of floats.
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+fn add_products<const SUMS: usize>(w: &[f32], x: &[f32], sums: &mut Sums<SUMS>) {
+    let n = w.len().min(x.len()) / (SUMS * WIDTH) * (SUMS * WIDTH);
+    let mut kept = load(sums);
+    for start in (0..n).step_by(SUMS * WIDTH) {
+        for (i, kept) in kept.iter_mut().enumerate() {
+            // SAFETY: both have n floats and more.
+            let (w, x) = unsafe {
+                (_mm256_loadu_ps(w.as_ptr().add(start + i * WIDTH)), _mm256_loadu_ps(x.as_ptr().add(start + i * WIDTH)))
+            };
+            *kept = _mm256_fmadd_ps(w, x, *kept);
+        }
+    }
+    store(kept, sums);
+    add_rest(&w[n..], &x[n..], sums);
+}
+
+/// The same with the quants of every SUMSth 16 weights, whose products are scaled together.
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+fn add_scaled<const SUMS: usize>(w: &Unpacked, x: &[f32], sums: &mut Sums<SUMS>) {
+    let x = x.as_chunks::<SUM_BLOCK>().0;
+    let quants = &w.quants.as_chunks::<SUM_BLOCK>().0[..x.len()];
+    let mut kept = load(sums);
+    let whole = x.len() / SUMS * SUMS;
+    for start in (0..whole).step_by(SUMS) {
+        for (i, kept) in kept.iter_mut().enumerate() {
+            *kept = scaled(&quants[start + i], &x[start + i], w.scales[start + i], *kept);
+        }
+    }
+    for part in whole..x.len() {
+        kept[0] = scaled(&quants[part], &x[part], w.scales[part], kept[0]);
+    }
+    store(kept, sums);
+}
+
+/// Adds a scale times the products of 16 quants to a register of sums.
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+fn scaled(quants: &[i8; SUM_BLOCK], x: &[f32; SUM_BLOCK], scale: f32, sum: __m256) -> __m256 {
+    // SAFETY: both have 16 elements.
+    let (quants, low, high) = unsafe {
+        let x = x.as_ptr();
+        (_mm_loadu_si128(quants.as_ptr().cast()), _mm256_loadu_ps(x), _mm256_loadu_ps(x.add(WIDTH)))
+    };
+    let first = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(quants));
+    let second = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128::<8>(quants)));
+    _mm256_fmadd_ps(_mm256_set1_ps(scale), _mm256_fmadd_ps(second, high, _mm256_mul_ps(first, low)), sum)
+}
+
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+fn load<const SUMS: usize>(sums: &Sums<SUMS>) -> [__m256; SUMS] {
+    // SAFETY: eight floats each.
+    std::array::from_fn(|i| unsafe { _mm256_loadu_ps(sums[i].as_ptr()) })
+}
+
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+fn store<const SUMS: usize>(kept: [__m256; SUMS], sums: &mut Sums<SUMS>) {
+    for (kept, sum) in kept.iter().zip(sums) {
+        // SAFETY: eight floats.
+        unsafe { _mm256_storeu_ps(sum.as_mut_ptr(), *kept) };
+    }
 }
 
 #[target_feature(enable = "avx2,fma")]

@@ -8,7 +8,7 @@ use crate::quant::blocks::{self, Unpacked};
 /// Weights that are decoded at once.
 pub const AT_ONCE: usize = 256;
 /// Sums of one vector register.
-const WIDTH: usize = 8;
+pub const WIDTH: usize = 8;
 /// Activations that share a scale on the coarse rungs.
 const COARSE: usize = 256;
 
@@ -35,6 +35,8 @@ impl<'a> Row<'a> {
 /// The input of a product.
 pub struct Vector {
     pub values: Vec<f32>,
+    /// Sum of each SUM_BLOCK values.
+    pub sums: Vec<f32>,
     pub int8: Option<Int8>,
 }
 
@@ -55,7 +57,8 @@ impl Vector {
             _ if rung >= Rung::Integers => Some(Int8::coarse(values)),
             _ => None,
         };
-        Self { values: values.to_vec(), int8 }
+        let sums = values.chunks(SUM_BLOCK).map(|part| part.iter().sum()).collect();
+        Self { values: values.to_vec(), sums, int8 }
     }
 }
 
@@ -116,15 +119,36 @@ pub fn one_by_one(row: Row, x: &[Vector], out: &mut [f32]) {
     }
 }
 
-/// The same with SUMS registers of WIDTH sums.
+/// SUMS registers of WIDTH sums.
+pub type Sums<const SUMS: usize> = [[f32; WIDTH]; SUMS];
+
+/// The same with several sums at a time, and scales applied to sums instead of weights. `quants` adds scaled products of
+/// a group's quants with a vector to the sums, `floats` products of floats.
 #[inline(always)]
-pub fn in_lanes<const SUMS: usize, const FUSED: bool>(row: Row, x: &[Vector], out: &mut [f32]) {
-    let mut weights = [0.0; AT_ONCE];
-    let mut sums = vec![[[0.0_f32; WIDTH]; SUMS]; x.len()];
+pub fn in_lanes<const SUMS: usize>(
+    row: Row,
+    x: &[Vector],
+    out: &mut [f32],
+    quants: impl Fn(&Unpacked, &[f32], &mut Sums<SUMS>),
+    floats: impl Fn(&[f32], &[f32], &mut Sums<SUMS>),
+) {
+    let (mut unpacked, mut weights) = (Unpacked::default(), [0.0; AT_ONCE]);
+    let mut sums = vec![[[0.0; WIDTH]; SUMS]; x.len()];
     for (start, n, bytes) in row.groups() {
-        blocks::decode(row.dtype, bytes, &mut weights[..n]);
+        if row.dtype.is_quantised() {
+            blocks::unpack(row.dtype, bytes, &mut unpacked);
+        } else {
+            blocks::decode(row.dtype, bytes, &mut weights[..n]);
+        }
         for (sums, x) in sums.iter_mut().zip(x) {
-            add_products::<SUMS, FUSED>(&weights[..n], &x.values[start..start + n], sums);
+            if row.dtype.is_quantised() {
+                quants(&unpacked, &x.values[start..start + n], sums);
+                for (min, x_sum) in unpacked.mins[..n / SUM_BLOCK].iter().zip(&x.sums[start / SUM_BLOCK..]) {
+                    sums[0][0] -= min * x_sum;
+                }
+            } else {
+                floats(&weights[..n], &x.values[start..start + n], sums);
+            }
         }
     }
     for (out, sums) in out.iter_mut().zip(&sums) {
@@ -132,34 +156,41 @@ pub fn in_lanes<const SUMS: usize, const FUSED: bool>(row: Row, x: &[Vector], ou
     }
 }
 
+/// Adds scaled products of quants in portable code.
+pub fn add_scaled<const SUMS: usize>(w: &Unpacked, x: &[f32], sums: &mut Sums<SUMS>) {
+    for (i, (quants, x)) in w.quants.chunks_exact(SUM_BLOCK).zip(x.chunks_exact(SUM_BLOCK)).enumerate() {
+        for (lane, sum) in sums[i % SUMS].iter_mut().enumerate() {
+            let products = f32::from(quants[lane]) * x[lane] + f32::from(quants[WIDTH + lane]) * x[WIDTH + lane];
+            *sum += w.scales[i] * products;
+        }
+    }
+}
+
 /// The inner product of two vectors of floats, in the same way.
 #[inline(always)]
-pub fn dense_in_lanes<const SUMS: usize, const FUSED: bool>(w: &[f32], x: &[f32]) -> f32 {
+pub fn dense_in_lanes<const SUMS: usize>(w: &[f32], x: &[f32], add: impl Fn(&[f32], &[f32], &mut Sums<SUMS>)) -> f32 {
     let mut sums = [[0.0; WIDTH]; SUMS];
-    add_products::<SUMS, FUSED>(w, x, &mut sums);
+    add(w, x, &mut sums);
     sums.as_flattened().iter().sum()
 }
 
-/// FUSED only where the CPU has an instruction for it: without one it is a slow function.
-#[inline(always)]
-fn add_products<const SUMS: usize, const FUSED: bool>(w: &[f32], x: &[f32], sums: &mut [[f32; WIDTH]; SUMS]) {
-    let multiply_add = |w: f32, x: f32, sum: f32| if FUSED { w.mul_add(x, sum) } else { w * x + sum };
-    let (w, w_rest) = w.as_chunks::<WIDTH>();
-    let (x, x_rest) = x.as_chunks::<WIDTH>();
-    let mut kept = *sums; // in registers, which needs places that are known when this is compiled
-    for (w, x) in w.chunks_exact(SUMS).zip(x.chunks_exact(SUMS)) {
-        for i in 0..SUMS {
-            for lane in 0..WIDTH {
-                kept[i][lane] = multiply_add(w[i][lane], x[i][lane], kept[i][lane]);
-            }
+/// Adds products in portable code, the compiler finding the vectors.
+pub fn add_products<const SUMS: usize>(w: &[f32], x: &[f32], sums: &mut Sums<SUMS>) {
+    let whole = w.len() / (SUMS * WIDTH) * (SUMS * WIDTH);
+    for (w, x) in w.chunks_exact(SUMS * WIDTH).zip(x.chunks_exact(SUMS * WIDTH)) {
+        for (sum, (w, x)) in sums.as_flattened_mut().iter_mut().zip(w.iter().zip(x)) {
+            *sum += w * x;
         }
     }
-    let whole = w.len() / SUMS * SUMS;
-    let rest = |floats: &[[f32; WIDTH]], last: &[f32]| [floats[whole..].as_flattened(), last].concat();
-    for (i, (w, x)) in rest(w, w_rest).iter().zip(rest(x, x_rest)).enumerate() {
-        kept[0][i % WIDTH] = multiply_add(*w, x, kept[0][i % WIDTH]);
+    add_rest(&w[whole..], &x[whole..], sums);
+}
+
+/// Adds the products that do not fill all registers.
+#[inline(always)]
+pub fn add_rest<const SUMS: usize>(w: &[f32], x: &[f32], sums: &mut Sums<SUMS>) {
+    for (i, (w, x)) in w.iter().zip(x).enumerate() {
+        sums[0][i % WIDTH] += w * x;
     }
-    *sums = kept;
 }
 
 /// Row times vectors in int8.
@@ -213,8 +244,14 @@ pub struct Functions {
 }
 
 static PORTABLE: Functions = Functions {
-    one: (in_lanes::<1, false>, dense_in_lanes::<1, false>),
-    four: (in_lanes::<4, false>, dense_in_lanes::<4, false>),
+    one: (
+        |row, x, out| in_lanes::<1>(row, x, out, add_scaled, add_products),
+        |w, x| dense_in_lanes::<1>(w, x, add_products),
+    ),
+    four: (
+        |row, x, out| in_lanes::<4>(row, x, out, add_scaled, add_products),
+        |w, x| dense_in_lanes::<4>(w, x, add_products),
+    ),
     integers: |row, x, out| in_integers(row, x, out, integer_products),
 };
 
