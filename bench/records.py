@@ -3,7 +3,8 @@
 usage: python bench/records.py [FOLDER] [--check]
 
 FOLDER is bench/baselines/cpu by default. With --check nothing is written, and the exit code is 1 when the file is not
-what would be written. A record is what `larql bench --output-file` or `larql roofline --json` has written, or
+what would be written. A record is what `larql bench --output-file`, `larql ladder --output-file` or `larql roofline
+--json` has written, or
 bench_kernels.py or busy_neighbour.py of this folder; the name of its file begins with the step, and a dot ends that:
 03-prefetch.gemma3-270m.json.
 """
@@ -40,6 +41,10 @@ NEIGHBOUR_COLUMNS = (
     *("machine", "model", "threads", "step", "alone tok/s", "busy tok/s", "busy to alone", "best threads when busy"),
     *("date", "build"),
 )
+LADDER_COLUMNS = ("rung", "tok/s", "gain", "GB/s", "of the roofline", "prompt tok/s", "same ids")
+LADDERS_NOTE = """\
+Of each machine and model the newest climb of `larql ladder`: a decoder that is made fast one rung at a time. A gain is
+over the rung before; `same ids` counts the tokens that f32 arithmetic would have chosen, too."""
 KERNELS_NOTE = """\
 Each machine's newest step. Shares are of what its memory and its arithmetic gave in turn with the product; `cost of 8`
 is the time of a product with eight columns over that with one."""
@@ -77,6 +82,7 @@ def comparison(folder: Path) -> str:
     neighbours: list[Row] = []
     machines: list[Row] = []
     kernels: list[tuple[str, str, str]] = []  # machine, step, text
+    ladders: list[tuple[str, str, str]] = []  # machine and model, step, text
     for path in sorted(folder.glob("*.json")):
         step = step_of(path)
         try:
@@ -89,6 +95,9 @@ def comparison(folder: Path) -> str:
                 machines += machine_rows(step, record)
             elif record["kind"] == "kernels":
                 kernels.append((record["machine"]["cpu"], step, kernel_text(step, record)))
+            elif record["kind"] == "ladder":
+                where = f"{record['machine']['cpu']}, {record['model']['name']}"
+                ladders.append((where, step, ladder_text(where, step, record)))
             else:
                 raise RecordError(f"{path.name} is of the unknown kind {record['kind']!r}")
         except KeyError as error:
@@ -103,6 +112,7 @@ def comparison(folder: Path) -> str:
     ):
         lines = table(columns, rows) if rows else [NOTHING]
         text += f"\n## {title}\n\n" + "\n".join(lines) + "\n"
+    text += f"\n## Ladders\n\n{LADDERS_NOTE if ladders else NOTHING}\n" + "".join(newest(ladders))
     return f"{text}\n## Kernels\n\n{KERNELS_NOTE if kernels else NOTHING}\n" + "".join(newest(kernels))
 
 
@@ -182,11 +192,33 @@ def kernel_text(step: str, record: dict[str, Any]) -> str:
     return text
 
 
-def newest(kernels: Iterable[tuple[str, str, str]]) -> Iterator[str]:
-    """The texts of each machine's last step."""
-    last = {machine: step for machine, step, _ in sorted(kernels)}
-    for machine, step, text in sorted(kernels):
-        if step == last[machine]:
+def ladder_text(where: str, step: str, record: dict[str, Any]) -> str:
+    """The table of a record of `larql ladder`, below a heading."""
+    build = record["build"]
+    rows = [
+        (
+            row["rung"],
+            f"{row['tok_s']:.2f}",
+            "" if row["gain"] is None else f"{row['gain']:.2f}",
+            f"{row['gb_s']:.1f}",
+            f"{100 * row['share']:.0f} %",
+            f"{row['prompt_tok_s']:.1f}",
+            f"{row['agreeing']} of {row['tokens']}",
+        )
+        for row in record["rungs"]
+    ]
+    return (
+        f"\n### {where}, {step}\n\n"
+        f"{record['date']}, {build['commit'] or build['version']}, {build['isa']}; memory gave "
+        f"{record['roofline_gb_s']:.1f} GB/s\n\n" + "\n".join(table(LADDER_COLUMNS, rows)) + "\n"
+    )
+
+
+def newest(texts: Iterable[tuple[str, str, str]]) -> Iterator[str]:
+    """Of texts of (what, step), those of each one's last step."""
+    last = {what: step for what, step, _ in sorted(texts)}
+    for what, step, text in sorted(texts):
+        if step == last[what]:
             yield text
 
 

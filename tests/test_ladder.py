@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import math
@@ -77,12 +78,15 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     said: list[str] = []
     result = climb(path, tokens=4, say=said.append)
     assert said[0].startswith("this takes about")
-    assert len(said) == 1 + len(WHY)
+    assert len(said) == 1 + len(WHY) + 2
     return result
 
 
 def test_a_climb_is_a_record_a_table_and_a_picture(record: dict[str, Any], tmp_path: Path) -> None:
     assert json.loads(json.dumps(record)) == record
+    with pytest.MonkeyPatch.context() as patch:  # a program that belongs to no package
+        patch.syspath_prepend(Path(__file__).parents[1] / "bench")
+        assert "| naive |" in importlib.import_module("records").ladder_text("here", "01-first", record)
     rungs = record["rungs"]
     assert [row["rung"] for row in rungs] == list(WHY)
     assert rungs[0]["gain"] is None

@@ -71,6 +71,22 @@ NEIGHBOUR = {
 }
 
 
+LADDER: dict[str, Any] = {
+    "kind": "ladder",
+    "date": "2026-02-03",
+    "machine": {"cpu": "Some CPU"},
+    "build": {"version": "0.1.0", "commit": "abc123", "isa": "avx2"},
+    "model": {"name": "tiny"},
+    "roofline_gb_s": 20.04,
+    "rungs": [
+        {"rung": "naive", "tok_s": 0.5, "gain": None, "gb_s": 0.1, "share": 0.005, "prompt_tok_s": 9.0}
+        | {"agreeing": 3, "tokens": 3},
+        {"rung": "cache", "tok_s": 5.0, "gain": 10.0, "gb_s": 1.0, "share": 0.05, "prompt_tok_s": 9.0}
+        | {"agreeing": 7, "tokens": 8},
+    ],
+}
+
+
 @pytest.fixture(scope="module")
 def records() -> ModuleType:
     """bench/records.py, which is a program and belongs to no package."""
@@ -148,6 +164,18 @@ def test_kernels_are_of_the_newest_step_of_each_machine(records: ModuleType, tmp
         write(tmp_path, f"{name}.kernels.json", KERNELS | {"machine": {"cpu": cpu}})
     headings = [line for line in records.comparison(tmp_path).splitlines() if line.startswith("### ")]
     assert headings == ["### Another, 02-d", "### Some CPU, 03-c"]
+
+
+def test_ladders_become_a_table_for_each_machine_and_model(records: ModuleType, tmp_path: Path) -> None:
+    write(tmp_path, "01-first.tiny.ladder.json", LADDER)
+    write(tmp_path, "02-next.tiny.ladder.json", LADDER)
+    write(tmp_path, "01-first.other.ladder.json", LADDER | {"model": {"name": "other"}})
+    section = records.comparison(tmp_path).split("## Ladders\n")[1].split("\n## ")[0]
+    headings = [line for line in section.splitlines() if line.startswith("### ")]
+    assert headings == ["### Some CPU, other, 01-first", "### Some CPU, tiny, 02-next"]
+    assert "2026-02-03, abc123, avx2; memory gave 20.0 GB/s\n" in section
+    assert section.count("| naive | 0.50 |  | 0.1 | 0 % | 9.0 | 3 of 3 |\n") == 2
+    assert section.count("| cache | 5.00 | 10.00 | 1.0 | 5 % | 9.0 | 7 of 8 |\n") == 2
 
 
 def test_a_busy_neighbour_becomes_a_row(records: ModuleType, tmp_path: Path) -> None:
