@@ -68,6 +68,7 @@ def test_a_matrix_multiplies_its_blocks() -> None:
     fast = kernels.Matrix("Q8_0", data, 128).multiply(x)
     np.testing.assert_allclose(exact, want, rtol=1e-4, atol=1e-3)
     assert np.abs(fast - want).max() < 0.02 * np.abs(want).max()
+    np.testing.assert_array_equal(kernels.Matrix("Q8_0", data.tolist(), 128).multiply(x.tolist()), fast)
 
 
 def test_shapes_that_do_not_fit() -> None:
@@ -77,6 +78,12 @@ def test_shapes_that_do_not_fit() -> None:
         (lambda: kernels.silu_gate(floats(3), floats(4)), r"the gate has shape \[3\], and x has \[4\]"),
         (lambda: kernels.quantize_activations(floats(1)), "n at least 2"),
         (lambda: kernels.quantize_activations(floats(2, 2)), "it must be"),
+        (lambda: kernels.Matrix("Q8_0", np.zeros((2, 34), np.uint8), -32), "there cannot be -32 columns"),
+        (lambda: kernels.Matrix("Q8_0", np.zeros((2, 34), np.uint8), 33), "bytes cannot hold"),
+        (lambda: kernels.Matrix("Q8_0", np.zeros(34, np.uint8), 32), "it must be"),
+        (lambda: kernels.Matrix("Q8_0", floats(2, 34), 32), "integers from 0 to 255"),
+        (lambda: kernels.dequantize("Q8_0", [300] * 34), "integers from 0 to 255"),
+        (lambda: kernels.dequantize("Q8_0", [3] * 33), "not whole blocks"),
     ]
     for call, message in cases:
         with pytest.raises(InputError, match=message):

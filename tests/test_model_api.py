@@ -185,3 +185,15 @@ def test_nothing_is_printed(smollm_path: Path) -> None:
         [sys.executable, "-c", program, str(smollm_path)], capture_output=True, timeout=60, check=True
     )
     assert (done.stdout, done.stderr) == (b"", b"")
+
+
+def test_what_is_no_prompt_is_refused(model: larql.Model) -> None:
+    for prompt, message in ((5, "not a int"), (b"abc", "bytes are no token ids"), (["a"], "whole numbers")):
+        with pytest.raises(InputError, match=message):
+            model.generate(prompt)  # type: ignore[arg-type]
+
+
+def test_numbers_beyond_all_bounds_are_refused(smollm_path: Path) -> None:
+    for options in ({"threads": 10**30}, {"context": 10**30}, {"threads": 0}):
+        with pytest.raises(InputError, match="it must be from 1"):
+            larql.load(smollm_path, **options)  # type: ignore[arg-type]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,6 +144,27 @@ def test_a_broken_file_is_refused(model: larql.Model, saved: Path, broken: str) 
     with pytest.raises(InputError) as raised:
         model.load_session(saved)
     assert "\n" not in str(raised.value)
+
+
+def test_a_place_where_no_file_can_be(model: larql.Model, tmp_path: Path) -> None:
+    places = {".": "is no regular file", tmp_path: "is no regular file", tmp_path / "a" / "b.npz": "there is no folder"}
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe")
+        places[tmp_path / "pipe"] = "is no regular file"
+    for place, message in places.items():
+        with pytest.raises(InputError, match=message):
+            model.save_session(model.session(), place)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links and modes of POSIX")
+def test_links_and_modes_stay(model: larql.Model, saved: Path) -> None:
+    link = saved.with_name("link.npz")
+    link.symlink_to(saved)
+    saved.chmod(0o600)
+    model.save_session(model.session(), link)
+    assert link.is_symlink()
+    assert saved.stat().st_mode & 0o777 == 0o600
+    assert len(model.load_session(saved)) == 0
 
 
 def test_a_file_that_is_not_there_or_not_readable(model: larql.Model, tmp_path: Path) -> None:

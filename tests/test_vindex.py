@@ -275,7 +275,10 @@ def test_the_same_again_is_no_error(gguf: Path, vindex: Path, monkeypatch: pytes
 
 def test_a_vindex_is_not_converted(vindex: Path, tmp_path: Path) -> None:
     result = run("convert", vindex, tmp_path / "again.vindex")
-    assert (result.exit_code, result.stderr) == (2, f"larql: {vindex} is a .vindex; this needs the .gguf file that it was made from\n")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        f"larql: {vindex} is a .vindex; this needs the .gguf file that it was made from\n",
+    )
 
 
 # The cache

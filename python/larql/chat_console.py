@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from larql.cache import cache_folder
 from larql.chat import Chat
-from larql.errors import InputError, LarqlError, ModelError
+from larql.errors import ContextError, InputError, LarqlError, ModelError
 from larql.generate import GenerationConfig, TextStream
 
 _HELP = """\
@@ -34,32 +35,54 @@ def talk(
     talk goes on; where messages come from a file or a pipe, it is raised. So is a KeyboardInterrupt between answers.
     """
     in_terminal = sys.stdin.isatty()
+    comment = say if in_terminal else _nothing
+    comment("/help lists commands, /exit leaves")
+    turn = 0
     with _editing() if in_terminal else contextlib.nullcontext():
         for message in _messages(in_terminal):
             try:
                 if message.startswith("/"):
-                    if not _obey(message, chat, say):
+                    if not _obey(message, chat, say, comment):
                         return
                 elif message.strip():
+                    stream = chat.stream(message.strip(), _of_turn(config, turn))
+                    turn += 1
                     try:
-                        show(chat.stream(message.strip(), config))
+                        show(stream)
                     except KeyboardInterrupt:
                         say("stopped; once more leaves")
+                    if stream.finish_reason == "length":
+                        comment(f"cut off after {len(stream.ids)} tokens")
+            except ContextError as error:
+                if not in_terminal:
+                    raise
+                say(f"{error}; /reset begins a new conversation")
             except LarqlError as error:
                 if not in_terminal:
                     raise
                 say(str(error))
 
 
-def _obey(command: str, chat: Chat, say: Callable[[str], None]) -> bool:
-    """Runs a command; whether the talk goes on."""
+def _of_turn(config: GenerationConfig, turn: int) -> GenerationConfig:
+    """With a seed, each turn draws by one of its own: the same answer again and again would be no talk."""
+    return config if config.seed is None else replace(config, seed=(config.seed + turn) % 2**64)
+
+
+def _nothing(_text: str) -> None:
+    pass
+
+
+def _obey(command: str, chat: Chat, say: Callable[[str], None], comment: Callable[[str], None]) -> bool:
+    """Runs a command; whether the talk goes on. `comment` is for what only a person wants to hear."""
     name, _, argument = command.partition(" ")
     if name == "/exit":
         return False
     if name == "/reset":
         chat.reset()
+        comment("a new conversation begins")
     elif name == "/system":
         chat.system = argument.strip() or None
+        comment("the system message is set" if chat.system else "there is no system message now")
     elif name == "/help":
         say(_HELP)
     else:
@@ -79,6 +102,10 @@ def _messages(in_terminal: bool) -> Iterator[str]:
             if lines:
                 yield "\n".join(lines)
             return
+        except KeyboardInterrupt:
+            if in_terminal:
+                sys.stdout.write("\n")
+            raise
         except UnicodeDecodeError as error:
             raise InputError(f"stdin is not UTF-8 text (byte {error.start} of a line)") from error
         if line.endswith("\\"):

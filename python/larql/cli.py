@@ -154,8 +154,9 @@ def main() -> None:
         sys.exit("larql: standard output is closed")
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? for what it lacks
-    if hasattr(sys.stdin, "reconfigure") and codecs.lookup(sys.stdin.encoding).name == "ascii":
-        sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # ASCII only means that no locale was chosen
+    if hasattr(sys.stdin, "reconfigure"):
+        is_ascii = codecs.lookup(sys.stdin.encoding).name == "ascii"  # which only means that no locale was chosen
+        sys.stdin.reconfigure(encoding="utf-8" if is_ascii else sys.stdin.encoding, errors="strict")
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)  # Windows lacks one
         if number is not None and signal.getsignal(number) == signal.SIG_DFL:  # nohup has it ignored

@@ -45,6 +45,8 @@ def convert(source: GgufFile, target: Path, progress: Progress | None = None) ->
     one that is there, which another process may have made meanwhile.
     """
     with new_folder(target) as folder:
+        if progress:
+            progress(0, sum(tensor.n_bytes for tensor in source.tensors.values()))
         texts = _texts(source)
         packed = json.loads(write_weights(source.gguf, source.tensor_names, folder / WEIGHTS, progress))
         files = {WEIGHTS: FileFacts(packed["length"], packed["sha256"])}

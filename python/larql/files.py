@@ -29,7 +29,7 @@ def hash_file(path: Path) -> str:
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that appears when the block ends; an error leaves nothing behind.
+    """A file that appears when the block ends; an error leaves nothing behind. One that it replaces keeps its mode.
 
     Several processes may write the same path: each writes its own temporary file, and the last one to end wins.
     """
@@ -41,6 +41,8 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copymode(path, temporary)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

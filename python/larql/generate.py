@@ -195,7 +195,7 @@ class TextStream(Iterator[str]):
         start = time.perf_counter()
         new = self.prompt_ids[self.reused :]
         try:
-            with shown(self._progress, "reading the prompt", unit="tokens") as progress:
+            with shown(self._progress, "reading the prompt", unit="tokens", after=1.0) as progress:
                 for token in generate_ids(self._session, new, self._sampler, self._end_ids, self._limit, progress):
                     text = self._take(token, time.perf_counter() - start)
                     if self._stops.found:

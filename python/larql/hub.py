@@ -6,10 +6,10 @@ what is there is not loaded again, and after a broken connection a download goes
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from logging import ERROR
 from pathlib import Path
 from typing import TypeVar
 
@@ -104,13 +104,9 @@ def _fetch(repo: str, file: str, revision: str | None, *, quiet: bool) -> Path:
     silenced = quiet and not are_progress_bars_disabled()
     if silenced:
         disable_progress_bars()
-    logger = logging.getLogger("huggingface_hub")
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # what it warns of while it tries again is in the error when it gives up
     try:
         return Path(hf_hub_download(repo, file, revision=revision))
     finally:
-        logger.setLevel(level)
         if silenced:
             enable_progress_bars()
 
@@ -118,8 +114,11 @@ def _fetch(repo: str, file: str, revision: str | None, *, quiet: bool) -> Path:
 def _asked(repo: str, ask: Callable[[], T]) -> T:
     """What `ask` gets from the Hub; whatever goes wrong becomes one line."""
     from huggingface_hub import constants, errors
+    from huggingface_hub.utils import logging
 
     place = f"{constants.ENDPOINT}/{repo}"
+    level = logging.get_verbosity()
+    logging.set_verbosity(ERROR)  # what it warns of while it tries again is in the error when it gives up
     try:
         return ask()
     except errors.GatedRepoError as error:
@@ -134,5 +133,7 @@ def _asked(repo: str, ask: Callable[[], T]) -> T:
     except errors.EntryNotFoundError as error:
         raise ModelError(f"{place} has no such file") from error
     except Exception as error:  # of the network, of the disk, of the packages below
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].removesuffix(".")
         raise ModelError(f"{place} could not be loaded: {reason}; try again") from error
+    finally:
+        logging.set_verbosity(level)

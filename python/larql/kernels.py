@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from larql import _core
-from larql._core import Matrix, dequantize
 from larql.errors import InputError
 
 __all__ = [
@@ -43,6 +42,42 @@ class QuantizedActivations(NamedTuple):
         x: NDArray[np.float32] = self.quants * np.repeat(self.scales, BLOCK)[: len(self.quants)]
         x[self.kept_at] = self.kept
         return x
+
+
+class Matrix:
+    """A weight matrix [rows, columns] that is stored as blocks and multiplied as it is stored.
+
+    `data` are the bytes [rows, bytes of a row] of a weight type such as Q4_K, as GGUF files have them; they are packed
+    once. `precision` is `fast` (inputs in int8) or `reference` (weights decoded to f32). Raises InputError for bytes
+    that do not fit, or a type that there is not.
+    """
+
+    def __init__(self, dtype: str, data: ArrayLike, columns: int, *, precision: str = "fast", threads: int = 1) -> None:
+        rows = _bytes(data)
+        if rows.ndim != 2:
+            raise InputError(f"data has shape {list(rows.shape)}; it must be [rows, bytes of a row]")
+        if not 0 < columns < 2**32 or not 0 < threads < 2**32:
+            raise InputError(f"there cannot be {columns} columns and {threads} threads")
+        self.dtype = dtype
+        self.shape = (len(rows), columns)
+        self._matrix = _core.Matrix(dtype, rows, columns, precision=precision, threads=threads)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that a product reads: the rows, filled up to a multiple of 16."""
+        return self._matrix.n_bytes
+
+    def multiply(self, x: ArrayLike) -> NDArray[np.float32]:
+        """The products [rows] with x [columns], or [n, rows] with x [n, columns]. Raises InputError."""
+        return self._matrix.multiply(_floats(x))
+
+    def __repr__(self) -> str:
+        return f"<Matrix {list(self.shape)} of {self.dtype}, {self.n_bytes} bytes>"
+
+
+def dequantize(dtype: str, data: ArrayLike) -> NDArray[np.float32]:
+    """The weights [n] of whole blocks of a weight type, given as bytes; raises InputError for another length."""
+    return _core.dequantize(dtype, _bytes(data).ravel())
 
 
 def rms_norm(x: ArrayLike, weight: ArrayLike, eps: float = 1e-6) -> NDArray[np.float32]:
@@ -89,3 +124,10 @@ def _gate(activation: str, gate: ArrayLike, x: ArrayLike) -> NDArray[np.float32]
 
 def _floats(x: ArrayLike) -> NDArray[np.float32]:
     return np.ascontiguousarray(x, np.float32)
+
+
+def _bytes(data: ArrayLike) -> NDArray[np.uint8]:
+    given = np.asarray(data)
+    if given.dtype.kind not in "iu" or (given.size and not (given.min() >= 0 and given.max() < 256)):
+        raise InputError("blocks are given as bytes: integers from 0 to 255")
+    return np.ascontiguousarray(given, np.uint8)

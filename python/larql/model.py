@@ -72,8 +72,8 @@ class Model:
         precision: str = "fast",
     ) -> None:
         for name, value in (("threads", threads), ("context", context)):
-            if value is not None and value < 1:
-                raise InputError(f"{name} is {value}; it must be at least 1")
+            if value is not None and not 1 <= value < 2**32:
+                raise InputError(f"{name} is {value}; it must be from 1 to what the machine and the model have")
         self.load_s = 0.0  # seconds that `load` took
         self.config = file.config
         self.tokenizer = file.tokenizer
@@ -246,7 +246,8 @@ class Model:
     def save_session(self, session: Session, path: str | os.PathLike[str]) -> None:
         """Writes a session of this model into a file, from which `load_session` gives it back.
 
-        The file takes about what its K/V cache takes in memory. Raises OSError when it cannot be written.
+        The file takes about what its K/V cache takes in memory. Raises InputError for a place where no file can be, and
+        OSError when it cannot be written.
         """
         if not session.belongs_to(self.engine):
             raise InputError("the session belongs to another model")

@@ -15,10 +15,12 @@ Progress = Callable[[int, int], object]  # is told what is done and what there i
 
 
 @contextlib.contextmanager
-def shown(progress: Progress | bool | None, title: str, *, unit: str | None = None) -> Iterator[Progress | None]:
-    """What to tell: the given function, nothing, or for True a bar that appears after a second."""
+def shown(
+    progress: Progress | bool | None, title: str, *, unit: str | None = None, after: float = 0.0
+) -> Iterator[Progress | None]:
+    """What to tell: the given function, nothing, or for True a bar as `ProgressBar` describes it."""
     if isinstance(progress, bool):
-        with ProgressBar(title, unit=unit, after=1.0) if progress else contextlib.nullcontext() as bar:
+        with ProgressBar(title, unit=unit, after=after) if progress else contextlib.nullcontext() as bar:
             yield bar
     else:
         yield progress

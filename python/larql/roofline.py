@@ -94,6 +94,7 @@ def measure(repeats: int = 5, say: Say = lambda _: None) -> dict[str, Any]:
             passes[threads, prefetch].append(probe.gb_s(threads, prefetch=prefetch))
     say("multiplications")
     rows = [_read_row(threads, passes[threads, False], passes[threads, True]) for threads in counts]
+    saturation = _saturation(rows)
     result = {
         "kind": "roofline",
         "version": VERSION,
@@ -101,11 +102,12 @@ def measure(repeats: int = 5, say: Say = lambda _: None) -> dict[str, Any]:
         "buffer_bytes": probe.n_bytes,
         "repeats": repeats,
         "read": rows,
-        "saturation": _saturation(rows),
+        "saturation": saturation,
         "peaks": [_peak_row(threads) for threads in sorted({1, counts[-1]})],
     }
     if probe.is_full:
         _remember(result)
+        say(f"from now on {saturation['threads']} threads are the default here; to undo it, remove {_note()}")
     return result
 
 

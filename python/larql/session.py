@@ -193,8 +193,13 @@ def _nothing(_done: int) -> None:
 
 
 def plain_ids(ids: Iterable[int]) -> list[int]:
-    """Token ids as plain integers. Raises InputError for a number that cannot be one in any vocabulary."""
-    plain = [operator.index(token) for token in ids]
+    """Token ids as plain integers. Raises InputError for what is none in any vocabulary."""
+    try:
+        plain = [] if isinstance(ids, bytes) else [operator.index(token) for token in ids]
+    except TypeError:
+        raise InputError(f"token ids are whole numbers in a list or the like, not a {type(ids).__name__}") from None
+    if isinstance(ids, bytes):
+        raise InputError("bytes are no token ids; give a text as str")
     for token in plain:
         if not 0 <= token < 2**32:
             raise InputError(f"token id {token} is out of range")

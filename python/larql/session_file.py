@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,15 @@ FORMAT = "larql-session-1"
 
 
 def save(session: Session, path: Path, *, model: str, precision: str) -> None:
-    """Writes a session, whole or not at all; raises OSError. `model` is the checksum of the model's file."""
+    """Writes a session, whole or not at all. `model` is the checksum of the model's file.
+
+    Raises InputError for a place where no file can be, OSError when it cannot be written.
+    """
+    path = Path(os.path.realpath(path))  # a link stays one
+    if os.path.exists(path) and not path.is_file():
+        raise InputError(f"{path} is no regular file; choose another name")
+    if not path.parent.is_dir():
+        raise InputError(f"there is no folder {path.parent}")
     about = json.dumps({"format": FORMAT, "model": model, "precision": precision})
     ids, cache = session.state()
     with new_file(path) as file:
