@@ -40,6 +40,14 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         shutil.rmtree(folder)
 
 
+@pytest.fixture
+def cache_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache for one test, which is not there yet."""
+    path = tmp_path / "cache"
+    monkeypatch.setenv("LARQL_CACHE", str(path))
+    return path
+
+
 @pytest.fixture(scope="session")
 def gemma_path() -> Path:
     return model_path("gemma3-270m")

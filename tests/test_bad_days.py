@@ -26,11 +26,7 @@ NOT_ASCII = "caf\u00e9"
 NOT_UTF8 = b"caf\xe9"
 
 
-@pytest.fixture(autouse=True)
-def cache_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "cache"
-    monkeypatch.setenv("LARQL_CACHE", str(path))
-    return path
+pytestmark = pytest.mark.usefixtures("cache_path")
 
 
 @pytest.fixture(scope="module")

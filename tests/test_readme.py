@@ -36,6 +36,18 @@ def test_the_python_examples_run(tmp_path: Path) -> None:
     assert "Ocean" in result.stdout
 
 
+@pytest.mark.usefixtures("gemma_path", "smollm_path")
+def test_the_recording_is_what_the_program_does() -> None:
+    (recording,) = blocks("console")
+    for entry in re.split(r"^\$ ", recording, flags=re.MULTILINE)[1:]:
+        command, _, shown = entry.partition("\n")
+        typed = "".join(re.findall(r"^> (.*\n)", shown, re.MULTILINE))
+        program = [sys.executable, "-c", "from larql.cli import main; main()", *shlex.split(command)[1:]]
+        done = subprocess.run(program, input=typed, capture_output=True, encoding="utf-8", check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == re.sub(r"^> .*\n", "", shown, flags=re.MULTILINE)
+
+
 @pytest.mark.parametrize("line", command_lines())
 def test_the_command_lines_are_understood(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name, *arguments = shlex.split(line, comments=True)[1:]

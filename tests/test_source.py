@@ -23,11 +23,7 @@ PARTS = [b"GGUF, first part. ", b"Second part. ", b"The end."]
 WHOLE = b"".join(PARTS)
 
 
-@pytest.fixture(autouse=True)
-def cache_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "cache"
-    monkeypatch.setenv("LARQL_CACHE", str(path))
-    return path
+pytestmark = pytest.mark.usefixtures("cache_path")
 
 
 Install = Callable[[str, dict[str, bytes]], None]

@@ -39,11 +39,7 @@ FILES = ["index.json", "weights.bin", "tokenizer.json", "chat_template.jinja", "
 posix = pytest.mark.skipif(sys.platform == "win32", reason="signals and limits of POSIX")
 
 
-@pytest.fixture(autouse=True)
-def cache_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "cache"
-    monkeypatch.setenv("LARQL_CACHE", str(path))
-    return path
+pytestmark = pytest.mark.usefixtures("cache_path")
 
 
 @pytest.fixture(scope="module")
