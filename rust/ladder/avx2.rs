@@ -1,6 +1,6 @@
 //! The rungs' functions for x86-64 with AVX2: the portable loops compiled for it, with products by hand.
 
-use super::dot::{Functions, Int8, Row, Sums, Vector, WIDTH, add_rest, dense_in_lanes, in_integers, in_lanes};
+use super::dot::{Functions, Int8, Row, Sums, Vector, WIDTH, add_rest, add_up, dense_in_lanes, in_integers, in_lanes};
 use crate::kernels::{QUANT_BLOCK, SUM_BLOCK};
 use crate::quant::blocks::Unpacked;
 use std::arch::x86_64::*;
@@ -134,8 +134,8 @@ fn products(w: &Unpacked, n: usize, x: &Int8, start: usize) -> f32 {
         let scales = _mm256_mul_ps(scales, _mm256_set1_ps(x.scales[start / QUANT_BLOCK + i]));
         (sum, other) = (other, _mm256_fmadd_ps(totals, scales, sum)); // in turns
     }
-    let mut lanes = [0.0_f32; 8];
+    let mut lanes = [0.0; WIDTH];
     // SAFETY: eight floats.
     unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), _mm256_add_ps(sum, other)) };
-    lanes.iter().sum()
+    add_up(lanes)
 }

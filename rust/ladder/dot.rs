@@ -152,8 +152,24 @@ pub fn in_lanes<const SUMS: usize>(
         }
     }
     for (out, sums) in out.iter_mut().zip(&sums) {
-        *out = sums.as_flattened().iter().sum();
+        *out = total(sums);
     }
+}
+
+/// The sum of all: registers first, because a chain of additions takes four cycles for each.
+#[inline(always)]
+fn total<const SUMS: usize>(sums: &Sums<SUMS>) -> f32 {
+    let mut lanes = [0.0; WIDTH];
+    for sum in sums {
+        lanes.iter_mut().zip(sum).for_each(|(lane, sum)| *lane += sum);
+    }
+    add_up(lanes)
+}
+
+/// The sum of one register, in pairs.
+#[inline(always)]
+pub fn add_up([a, b, c, d, e, f, g, h]: [f32; WIDTH]) -> f32 {
+    ((a + b) + (c + d)) + ((e + f) + (g + h))
 }
 
 /// Adds scaled products of quants in portable code.
@@ -171,7 +187,7 @@ pub fn add_scaled<const SUMS: usize>(w: &Unpacked, x: &[f32], sums: &mut Sums<SU
 pub fn dense_in_lanes<const SUMS: usize>(w: &[f32], x: &[f32], add: impl Fn(&[f32], &[f32], &mut Sums<SUMS>)) -> f32 {
     let mut sums = [[0.0; WIDTH]; SUMS];
     add(w, x, &mut sums);
-    sums.as_flattened().iter().sum()
+    total(&sums)
 }
 
 /// Adds products in portable code, the compiler finding the vectors.
