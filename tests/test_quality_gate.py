@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -23,6 +24,7 @@ else:
 
 GATE = Path(__file__).parents[1] / "bench" / "quality_gate.toml"
 TABLES: dict[str, dict[str, dict[str, float]]] = tomllib.loads(GATE.read_text("utf-8"))
+DOCUMENT = Path(__file__).parents[1] / "docs" / "quality-gate.md"
 GATED = {"kl_first", "kl_mean_after_first", "kl_p99", "top1", "flips"}
 
 Limits = Mapping[str, float]
@@ -58,6 +60,22 @@ def test_the_gate(name: str, path: str) -> None:
     figures = measure(model_path(name), ids, path=engine_rows(model.engine, ids))["path"]
     found = breaches(figures, limits_of(name, path))
     assert not found, f"{name}, {path}: {'; '.join(found)}"
+    assert documented()[name] == cells(figures), "docs/quality-gate.md has the figures of another state"
+
+
+def documented() -> dict[str, list[str]]:
+    """The figures of `fast` in the document, whose table has the models in the order of the limits."""
+    rows = re.findall(r"\*\*fast\*\* \|(.*)\|[^|]*\|$", DOCUMENT.read_text("utf-8"), re.MULTILINE)
+    return dict(zip(TABLES, ([cell.strip(" *") for cell in row.split("|")] for row in rows), strict=True))
+
+
+def cells(figures: Figures) -> list[str]:
+    """How the document writes figures."""
+    mean = f"{figures.kl_mean_after_first:.6f}"
+    return [
+        *(f"{figures.perplexity:.4f}", f"{figures.kl_first:.5f}", mean, f"{figures.kl_median:.5f}"),
+        *(f"{figures.kl_p99:.4f}", f"{figures.top1:.3f}", str(figures.flips)),
+    ]
 
 
 def test_every_limit_is_stated() -> None:
