@@ -394,7 +394,8 @@ def test_a_cache_that_may_not_be_read(gguf: Path, cache_path: Path, plainly: lis
 
 
 @pytest.fixture
-def no_cache_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_cache_chosen(cache_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not cache_path.exists()
     for name in ("LARQL_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
 
@@ -449,5 +450,6 @@ def test_a_chat_whose_history_cannot_be_kept(vindex: Path, cache_path: Path, bef
     terminal.expect("\n> ")
     terminal.type("/exit\n")
     assert terminal.exit_code() == 0
-    assert "larql: " not in terminal.seen
+    comments = [line for line in terminal.seen.splitlines() if line.startswith("larql: ")]
+    assert comments == ["larql: /help lists commands, /exit leaves", "larql: cut off after 2 tokens"]
     assert "Traceback" not in terminal.seen
