@@ -27,12 +27,12 @@ from larql._core import Engine
 from larql.errors import ContextError, InputError, LarqlError
 from larql.model import Model
 from larql.progress import Progress
+from larql.session import LOGITS_CHUNK
 from larql.source import open_model
 
 Row = NDArray[np.float32]  # logits [vocab]
 
 CLEAR_MARGIN = 0.1  # nats between the reference's first and second token: below, rounding may well swap them
-_CHUNK = 64  # tokens in one forward: 67 MB of logits for a vocabulary of 262,144
 _PEER_BATCH = 512  # tokens that llama.cpp takes at once, its default
 
 
@@ -140,8 +140,8 @@ def _check_length(ids: Sequence[int], context: int) -> None:
 def engine_rows(engine: Engine, ids: Sequence[int]) -> Iterator[Row]:
     """The logits after each id, computed as they are asked for."""
     sequence = engine.new_sequence()
-    for start in range(0, len(ids), _CHUNK):
-        chunk = enumerate(ids[start : start + _CHUNK], start)
+    for start in range(0, len(ids), LOGITS_CHUNK):
+        chunk = enumerate(ids[start : start + LOGITS_CHUNK], start)
         yield from engine.forward([(sequence, position, token, True) for position, token in chunk])
 
 

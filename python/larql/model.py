@@ -21,15 +21,13 @@ from larql.generate import Generation, GenerationConfig, TextStream, generate, g
 from larql.inspect import as_rows, describe
 from larql.model_file import ModelFile, make_engine
 from larql.progress import Progress, shown
-from larql.session import PREFILL_CHUNK, Session, plain_ids
+from larql.session import LOGITS_CHUNK, PREFILL_CHUNK, Session, plain_ids
 from larql.source import open_model
 
 if TYPE_CHECKING:
     from larql.chat_format import ChatFormat
     from larql.chat_template import Message
     from larql.trace import Trace
-
-_LOGITS_CHUNK = 64  # tokens in one forward that returns all logits: 67 MB for a vocabulary of 262,144
 
 
 def load(
@@ -313,8 +311,8 @@ class Model:
         """The logits after each of `ids`, in blocks [tokens of one forward, vocab] with the position of the first."""
         self._check_context(ids)
         sequence = self.engine.new_sequence()
-        for start in range(0, len(ids), _LOGITS_CHUNK):
-            chunk = enumerate(ids[start : start + _LOGITS_CHUNK], start)
+        for start in range(0, len(ids), LOGITS_CHUNK):
+            chunk = enumerate(ids[start : start + LOGITS_CHUNK], start)
             yield start, self.engine.forward([(sequence, position, token, True) for position, token in chunk])
 
 

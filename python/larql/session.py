@@ -21,6 +21,7 @@ Batch = list[tuple["_core.Sequence", int, int, bool]]  # (sequence, position, to
 T = TypeVar("T")
 
 PREFILL_CHUNK = 512  # tokens in one forward: enough to fill the matrix kernels, few enough to keep buffers small
+LOGITS_CHUNK = 64  # tokens whose logits are all computed at once: 67 MB for a vocabulary of 262,144
 
 
 class Session:

@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 
 from larql.errors import InputError
 from larql.plots import load_plotting
+from larql.session import LOGITS_CHUNK
 
 if TYPE_CHECKING:
     from larql._core import Engine
     from larql.tokenizer import Tokenizer
-
-_CHUNK = 64  # states whose logits are computed at once: 67 MB for a vocabulary of 262,144
 
 
 class Trace:
@@ -45,7 +44,7 @@ class Trace:
         if not -n_states <= layer < n_states:
             raise InputError(f"layer is {layer}; the trace has 0 (the embedding) to {n_states - 1}")
         states = self.residuals[layer]
-        parts = [self._engine.unembed(states[i : i + _CHUNK]) for i in range(0, len(states), _CHUNK)]
+        parts = [self._engine.unembed(states[i : i + LOGITS_CHUNK]) for i in range(0, len(states), LOGITS_CHUNK)]
         return np.concatenate(parts)
 
     def lens(self, k: int = 5) -> Lens:
