@@ -10,7 +10,7 @@
 
 use super::math::{self, LANES, Lanes};
 use super::plain::{F16, F32, Plain};
-use super::prefetch::prefetch_lines;
+use super::prefetch::{self, prefetch_lines};
 use super::simd::Simd;
 use crate::quant::blocks::f16_to_f32;
 use half::f16;
@@ -235,18 +235,22 @@ unsafe fn attend_columns<S: Simd, P: Plain, const N: usize>(
 ) {
     let (keys, values) = (tile.keys.address(), tile.values.address());
     // While keys are read the values are asked for, while these are read the next keys.
-    let next_keys = tile.next_keys.map_or(values, |keys| keys.address());
+    let (next_values, next_keys) = match tile.next_keys {
+        _ if !prefetch::is_on() => (None, None),
+        Some(keys) => (Some(values), Some(keys.address())),
+        None => (Some(values), Some(values)),
+    };
     // Two groups of positions (and of elements) at a time, if there are registers for their sums.
-    let in_pairs = N * 2 * (LANES / S::ROWS) <= S::ROWS;
+    let in_pairs = N * 2 * (LANES / S::ROWS) <= S::REGISTERS / 2;
     let seen = union(q.visible);
     let mut g = seen.start / LANES;
     let end = seen.end.div_ceil(LANES);
     while in_pairs && g + 2 <= end {
-        score::<S, P, N, 2>(keys, values, dim, q, g);
+        score::<S, P, N, 2>(keys, next_values, dim, q, g);
         g += 2;
     }
     while g < end {
-        score::<S, P, N, 1>(keys, values, dim, q, g);
+        score::<S, P, N, 1>(keys, next_values, dim, q, g);
         g += 1;
     }
     let mut factors = [(1.0, 0.0); N];
@@ -272,27 +276,29 @@ unsafe fn attend_columns<S: Simd, P: Plain, const N: usize>(
 const UNROLLED: usize = 4;
 
 /// Vectors of a group of LANES, at most.
-const MAX_VECTORS: usize = 2;
+const MAX_VECTORS: usize = 4;
 
 /// Scores of GROUPS groups of positions, from group g on; asks for as much memory at `ahead` as it reads.
 #[inline(always)]
 unsafe fn score<S: Simd, P: Plain, const N: usize, const GROUPS: usize>(
     keys: *const u8,
-    ahead: *const u8,
+    ahead: Option<*const u8>,
     dim: usize,
     q: &mut AttentionQueries,
     g: usize,
 ) {
     let offset = g * dim * LANES * P::BYTES;
-    let (keys, ahead) = (keys.add(offset), ahead.wrapping_add(offset));
+    let keys = keys.add(offset);
     let mut queries = [q.queries.as_ptr(); N];
     for c in 0..N {
         queries[c] = queries[c].add(c * dim);
     }
     let mut sums = [[[S::splat(0.0); MAX_VECTORS]; GROUPS]; N];
     for d in (0..dim).step_by(UNROLLED) {
-        let round = GROUPS * UNROLLED * LANES * P::BYTES;
-        prefetch_lines(ahead.wrapping_add(d / UNROLLED * round), round);
+        if let Some(ahead) = ahead {
+            let round = GROUPS * UNROLLED * LANES * P::BYTES;
+            prefetch_lines(ahead.wrapping_add(offset + d / UNROLLED * round), round);
+        }
         for d in d..d + UNROLLED {
             for group in 0..GROUPS {
                 for v in 0..LANES / S::ROWS {
@@ -319,7 +325,7 @@ unsafe fn score<S: Simd, P: Plain, const N: usize, const GROUPS: usize>(
 #[inline(always)]
 unsafe fn add_values<S: Simd, P: Plain, const N: usize, const GROUPS: usize>(
     values: *const u8,
-    ahead: *const u8,
+    ahead: Option<*const u8>,
     dim: usize,
     d: usize,
     seen: &Range<usize>,
@@ -329,8 +335,10 @@ unsafe fn add_values<S: Simd, P: Plain, const N: usize, const GROUPS: usize>(
     let weights = q.scores.as_ptr();
     let mut sums = [[[S::splat(0.0); MAX_VECTORS]; GROUPS]; N];
     for p in seen.clone() {
-        let round = GROUPS * LANES * P::BYTES;
-        prefetch_lines(ahead.wrapping_add(d * TILE * P::BYTES + p * round), round);
+        if let Some(ahead) = ahead {
+            let round = GROUPS * LANES * P::BYTES;
+            prefetch_lines(ahead.wrapping_add(d * TILE * P::BYTES + p * round), round);
+        }
         for group in 0..GROUPS {
             for v in 0..LANES / S::ROWS {
                 let value = P::load::<S>(values.add((p * dim + d + group * LANES + v * S::ROWS) * P::BYTES));

@@ -36,11 +36,13 @@ struct Avx2;
 
 impl Simd for Avx2 {
     const ROWS: usize = 8;
+    const REGISTERS: usize = 16;
     type Bytes = __m256i;
     /// In both 16-bit halves of a row's lane, so that `vpmaddwd` joins the row's two sums, scaled.
     type Scale = __m256i;
     type Floats = __m256;
-    type Four = __m256i;
+    /// Where they lie: a broadcast is a load.
+    type Sixteen = *const i8;
     type Sum = __m256i;
 
     #[inline(always)]
@@ -74,14 +76,14 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn unsigned_scale(at: *const u8) -> __m256i {
-        let bytes = _mm_loadl_epi64(at.cast());
+    unsafe fn unsigned_scale(panel: *const u8, row: usize) -> __m256i {
+        let bytes = _mm_loadl_epi64(panel.add(row).cast());
         _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(bytes, bytes))
     }
 
     #[inline(always)]
-    unsafe fn signed_scale(at: *const u8) -> __m256i {
-        let bytes = _mm_loadl_epi64(at.cast());
+    unsafe fn signed_scale(panel: *const u8, row: usize) -> __m256i {
+        let bytes = _mm_loadl_epi64(panel.add(row).cast());
         _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(bytes, bytes))
     }
 
@@ -96,8 +98,8 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn four(x: *const i8) -> __m256i {
-        _mm256_set1_epi32(x.cast::<i32>().read_unaligned())
+    unsafe fn sixteen(x: *const i8) -> *const i8 {
+        x
     }
 
     #[inline(always)]
@@ -114,7 +116,8 @@ impl Simd for Avx2 {
 
     /// Two 16-bit sums for each row; signed quants have one of 32 bits.
     #[inline(always)]
-    unsafe fn add_products(kind: Quants, sum: __m256i, w: __m256i, x: __m256i) -> __m256i {
+    unsafe fn add_products(kind: Quants, sum: __m256i, w: __m256i, x: *const i8, four: usize) -> __m256i {
+        let x = _mm256_set1_epi32(x.add(4 * four).cast::<i32>().read_unaligned());
         if kind == Quants::Signed {
             // |w| * (x with the sign of w); |-128| is 128 as an unsigned byte.
             let products = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
@@ -158,8 +161,8 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn from_unsigned(at: *const u8) -> __m256 {
-        _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(at.cast())))
+    unsafe fn from_unsigned(panel: *const u8, row: usize) -> __m256 {
+        _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(panel.add(row).cast())))
     }
 
     #[inline(always)]

@@ -62,10 +62,12 @@ impl Scale {
 
 impl Simd for Avx512 {
     const ROWS: usize = 16;
+    const REGISTERS: usize = 32;
     type Bytes = __m512i;
     type Scale = Scale;
     type Floats = __m512;
-    type Four = __m512i;
+    /// Where they lie: a broadcast is a load.
+    type Sixteen = *const i8;
     type Sum = __m512i;
 
     #[inline(always)]
@@ -99,13 +101,13 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn unsigned_scale(at: *const u8) -> Scale {
-        Scale::new(Self::from_unsigned(at))
+    unsafe fn unsigned_scale(panel: *const u8, row: usize) -> Scale {
+        Scale::new(Self::from_unsigned(panel, row))
     }
 
     #[inline(always)]
-    unsafe fn signed_scale(at: *const u8) -> Scale {
-        Scale::new(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast()))))
+    unsafe fn signed_scale(panel: *const u8, row: usize) -> Scale {
+        Scale::new(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(panel.add(row).cast()))))
     }
 
     #[inline(always)]
@@ -119,8 +121,8 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn four(x: *const i8) -> __m512i {
-        _mm512_set1_epi32(x.cast::<i32>().read_unaligned())
+    unsafe fn sixteen(x: *const i8) -> *const i8 {
+        x
     }
 
     #[inline(always)]
@@ -138,8 +140,8 @@ impl Simd for Avx512 {
 
     /// `vpdpbusd` adds up four products for each row, in 32 bits.
     #[inline(always)]
-    unsafe fn add_products(_kind: Quants, sum: __m512i, w: __m512i, x: __m512i) -> __m512i {
-        _mm512_dpbusd_epi32(sum, w, x)
+    unsafe fn add_products(_kind: Quants, sum: __m512i, w: __m512i, x: *const i8, four: usize) -> __m512i {
+        _mm512_dpbusd_epi32(sum, w, _mm512_set1_epi32(x.add(4 * four).cast::<i32>().read_unaligned()))
     }
 
     /// The scaled sum is below 2^24, so scaling in f32 is exact as well.
@@ -174,8 +176,8 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn from_unsigned(at: *const u8) -> __m512 {
-        _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast())))
+    unsafe fn from_unsigned(panel: *const u8, row: usize) -> __m512 {
+        _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(panel.add(row).cast())))
     }
 
     #[inline(always)]

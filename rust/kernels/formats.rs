@@ -210,12 +210,12 @@ macro_rules! six_bit_format {
 
             #[inline(always)]
             unsafe fn scale<S: Simd>(scales: &SixBitScales, sub: usize, row: usize) -> [S::Scale; 2] {
-                [S::unsigned_scale(scales.scales[sub].as_ptr().add(row)); 2]
+                [S::unsigned_scale(scales.scales[sub].as_ptr(), row); 2]
             }
 
             #[inline(always)]
             unsafe fn min<S: Simd>(scales: &SixBitScales, sub: usize, row: usize) -> S::Floats {
-                S::from_unsigned(scales.mins[sub].as_ptr().add(row))
+                S::from_unsigned(scales.mins[sub].as_ptr(), row)
             }
 
             #[inline(always)]
@@ -281,8 +281,8 @@ impl Format for Q6K {
 
     #[inline(always)]
     unsafe fn scale<S: Simd>(scales: &*const u8, sub: usize, row: usize) -> [S::Scale; 2] {
-        let at = scales.add(2 * LANES * sub + row);
-        [S::signed_scale(at), S::signed_scale(at.add(LANES))]
+        let panel = scales.add(2 * LANES * sub);
+        [S::signed_scale(panel, row), S::signed_scale(panel.add(LANES), row)]
     }
 
     #[inline(always)]

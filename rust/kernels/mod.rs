@@ -9,6 +9,8 @@ pub mod math;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod int8;
 mod attend;
 mod formats;
@@ -182,11 +184,49 @@ mod avx512_table {
     }
 }
 
+#[cfg(target_arch = "aarch64")]
+mod neon_table {
+    use super::*;
+
+    with_kernel_list!(define_portable("neon" "neon"));
+
+    static TABLE: Kernels = Kernels {
+        // SAFETY: as for the portable kernels.
+        matmul_f32: |w, x, out| unsafe { neon::matmul_f32(w, x, out) },
+        // SAFETY: the same.
+        matmul_int8: |w, x, out| unsafe { neon::matmul_int8(w, x, out) },
+        // SAFETY: the same.
+        attend: |tile, queries| unsafe { neon::attend(tile, queries) },
+        ..PORTABLE
+    };
+
+    /// The same but for products of integers.
+    static DOT_TABLE: Kernels = Kernels {
+        isa: "neon-dotprod",
+        // SAFETY: as for the portable kernels.
+        matmul_f32: |w, x, out| unsafe { neon::matmul_f32(w, x, out) },
+        // SAFETY: the same.
+        matmul_int8: |w, x, out| unsafe { neon::matmul_int8_dot(w, x, out) },
+        // SAFETY: the same.
+        attend: |tile, queries| unsafe { neon::attend(tile, queries) },
+        // SAFETY: the same.
+        peak_int8: |rounds| unsafe { peaks::peak_int8_dot(rounds) },
+        ..PORTABLE
+    };
+
+    pub fn tables() -> impl Iterator<Item = &'static Kernels> {
+        [&TABLE].into_iter().chain(std::arch::is_aarch64_feature_detected!("dotprod").then_some(&DOT_TABLE))
+    }
+}
+
 /// The tables that this CPU can run, slowest first.
 pub fn available() -> Vec<&'static Kernels> {
+    #[allow(unused_mut)] // where there is no other
     let mut tables = vec![&SCALAR];
     #[cfg(target_arch = "x86_64")]
     tables.extend([avx2_table::table(), avx512_table::table()].into_iter().flatten());
+    #[cfg(target_arch = "aarch64")]
+    tables.extend(neon_table::tables());
     tables
 }
 

@@ -134,11 +134,12 @@ unsafe fn multiply_panel<S: Simd, F: Format, const G: usize, const N: usize>(
         columns.sums[c] = columns.sums[c].add((start + c * x.stride) / QUANT_BLOCK);
         columns.pairs[c] = columns.pairs[c].add((start + c * x.stride) / SUM_BLOCK);
     }
-    let distance = prefetch::distance();
+    let (distance, asks_ahead) = (prefetch::distance(), prefetch::is_on());
     let mut acc = [[S::splat(0.0); G]; N];
     for i in 0..w.cols / F::BLOCK_LEN {
         let block = w.bytes.as_ptr().add(i * w.block_bytes());
-        multiply_block::<S, F, G, N>(block, block.wrapping_add(distance), row, &columns, &mut acc);
+        let ahead = if asks_ahead { Some(block.wrapping_add(distance)) } else { None };
+        multiply_block::<S, F, G, N>(block, ahead, row, &columns, &mut acc);
         for c in 0..N {
             columns.quants[c] = columns.quants[c].add(F::BLOCK_LEN);
             columns.scales[c] = columns.scales[c].add(F::BLOCK_LEN / QUANT_BLOCK);
@@ -157,7 +158,7 @@ unsafe fn multiply_panel<S: Simd, F: Format, const G: usize, const N: usize>(
 #[inline(always)]
 unsafe fn multiply_block<S: Simd, F: Format, const G: usize, const N: usize>(
     block: *const u8,
-    ahead: *const u8,
+    ahead: Option<*const u8>,
     row: usize,
     x: &Columns<N>,
     acc: &mut [[S::Floats; G]; N],
@@ -169,7 +170,7 @@ unsafe fn multiply_block<S: Simd, F: Format, const G: usize, const N: usize>(
             ($($sub:literal)*) => {$(
                 if $sub < F::SUBS_PER_STEP {
                     let s = step * F::SUBS_PER_STEP + $sub;
-                    if row == 0 {
+                    if row == 0 && let Some(ahead) = ahead {
                         let share = LANES * F::BLOCK_BYTES / (F::BLOCK_LEN / QUANT_BLOCK);
                         prefetch::prefetch_lines(ahead.wrapping_add(s * share), share);
                     }
@@ -220,8 +221,9 @@ unsafe fn dot<S: Simd>(
 ) -> S::Floats {
     let n = S::n_sums(kind);
     let mut sums = [S::start(kind, pairs, 1, 2 / n), S::start(kind, pairs.add(1), 1, n - 1)];
+    let x = [S::sixteen(x), S::sixteen(x.add(16))];
     for g in 0..8 {
-        sums[g * n / 8] = S::add_products(kind, sums[g * n / 8], w[g], S::four(x.add(4 * g)));
+        sums[g * n / 8] = S::add_products(kind, sums[g * n / 8], w[g], x[g / 4], g % 4);
     }
     S::finish(kind, sums, scales)
 }

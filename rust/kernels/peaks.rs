@@ -118,3 +118,27 @@ pub fn peak_int8_vnni(rounds: usize) -> usize {
     black_box(sums);
     rounds * CHAINS * 64
 }
+
+/// `peak_int8` by SDOT: 16 products an instruction, summed in 32 bits.
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon,dotprod")]
+pub fn peak_int8_dot(rounds: usize) -> usize {
+    use std::arch::aarch64::{vdupq_n_s8, vdupq_n_s32};
+    const CHAINS: usize = 16;
+    let weights = black_box(vdupq_n_s8(3));
+    let mut sums = black_box([vdupq_n_s32(5); CHAINS]);
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            // SAFETY: changes the sum alone. Each product depends on the one before in its chain.
+            unsafe {
+                std::arch::asm!(
+                    "sdot {sum:v}.4s, {weights:v}.16b, {sum:v}.16b",
+                    sum = inout(vreg) *sum, weights = in(vreg) weights,
+                    options(pure, nomem, nostack, preserves_flags)
+                );
+            }
+        }
+    }
+    black_box(sums);
+    rounds * CHAINS * 16
+}

@@ -91,7 +91,7 @@ unsafe fn multiply_columns<S: Simd, P: Plain, const G: usize, const N: usize>(
     x: *const f32,
     out: &mut [Lanes; N],
 ) {
-    let distance = prefetch::distance();
+    let (distance, asks_ahead) = (prefetch::distance(), prefetch::is_on());
     let mut acc = [[S::splat(0.0); G]; N];
     for start in (0..w.cols).step_by(GROUP) {
         let end = w.cols.min(start + GROUP);
@@ -99,7 +99,7 @@ unsafe fn multiply_columns<S: Simd, P: Plain, const G: usize, const N: usize>(
         let mut k = start;
         while k < end {
             let at = w.bytes.as_ptr().add((k * LANES + row) * P::BYTES);
-            if row == 0 {
+            if row == 0 && asks_ahead {
                 prefetch_lines(at.wrapping_add(distance), 2 * LANES * P::BYTES);
             }
             add_weights::<S, P, G, N>(at, x.add(k), w.cols, &mut even);

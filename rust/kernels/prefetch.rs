@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const DISTANCE_VAR: &str = "LARQL_PREFETCH";
 /// Longest distance: much more than any CPU's caches would keep until it is used.
 const MAX_DISTANCE: usize = 1 << 20;
-/// Measured: see bench/baselines/cpu/DIAGNOSIS-04-roofline.md.
-const DEFAULT_DISTANCE: usize = 8192;
+/// x86-64: measured, see bench/baselines/cpu/DIAGNOSIS-04-roofline.md. ARM is not measured yet; the public LARQL lost
+/// speed by it on an M3.
+const DEFAULT_DISTANCE: usize = if cfg!(target_arch = "aarch64") { 0 } else { 8192 };
 
 static DISTANCE: LazyLock<std::result::Result<usize, String>> = LazyLock::new(|| {
     let Some(text) = std::env::var(DISTANCE_VAR).ok().filter(|text| !text.is_empty()) else {
@@ -33,6 +34,13 @@ pub fn distance() -> usize {
         return 0;
     }
     *DISTANCE.as_ref().unwrap_or(&DEFAULT_DISTANCE)
+}
+
+/// Whether kernels shall ask for memory. They always do on x86-64, at a distance of 0 for what they read just then: a
+/// branch in their loops would cost more.
+#[inline]
+pub fn is_on() -> bool {
+    cfg!(target_arch = "x86_64") || distance() > 0
 }
 
 /// Checks the environment.
@@ -62,6 +70,11 @@ fn prefetch(address: *const u8) {
         // SAFETY: SSE belongs to x86-64, and a prefetch of any address has no effect that a program can see.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a prefetch of any address has no effect that a program can see.
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{}]", in(reg) address, options(readonly, nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = address;
 }

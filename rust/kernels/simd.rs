@@ -42,12 +42,14 @@ impl Quants {
 pub trait Simd {
     /// Rows of a group.
     const ROWS: usize;
+    /// Vector registers.
+    const REGISTERS: usize;
     /// Four bytes for each row.
     type Bytes: Copy;
     /// An integer scale for each row, in the form that `finish` wants.
     type Scale: Copy;
-    /// Four activations of one column.
-    type Four: Copy;
+    /// Sixteen activations, of which products take four at a time.
+    type Sixteen: Copy;
     /// A sum of products for each row.
     type Sum: Copy;
     /// An f32 for each row.
@@ -66,20 +68,20 @@ pub trait Simd {
 
     /// Scales of 1.
     unsafe fn unit_scale() -> Self::Scale;
-    /// Scales from one unsigned byte for each row.
-    unsafe fn unsigned_scale(at: *const u8) -> Self::Scale;
-    /// Scales from one signed byte for each row.
-    unsafe fn signed_scale(at: *const u8) -> Self::Scale;
+    /// Scales of the group that begins at row `row`, from one unsigned byte for each row of the panel.
+    unsafe fn unsigned_scale(panel: *const u8, row: usize) -> Self::Scale;
+    /// The same from signed bytes.
+    unsafe fn signed_scale(panel: *const u8, row: usize) -> Self::Scale;
     /// How many sums a sub-block of 32 columns takes: one, or one for each half.
     fn n_sums(kind: Quants) -> usize;
     /// Quants as `add_products` wants them.
     unsafe fn prepare(kind: Quants, w: Self::Bytes) -> Self::Bytes;
-    /// The next four activations of a column, for each row.
-    unsafe fn four(x: *const i8) -> Self::Four;
+    /// Sixteen activations, which stay where they are.
+    unsafe fn sixteen(x: *const i8) -> Self::Sixteen;
     /// Where a sum over as many columns begins as `n` pair sums belong to, every `step`th of those at `pairs`.
     unsafe fn start(kind: Quants, pairs: *const [i16; 2], step: usize, n: usize) -> Self::Sum;
-    /// A sum plus the products of four columns.
-    unsafe fn add_products(kind: Quants, sum: Self::Sum, w: Self::Bytes, x: Self::Four) -> Self::Sum;
+    /// A sum plus the products of four columns with the activations 4 * four to 4 * four + 3.
+    unsafe fn add_products(kind: Quants, sum: Self::Sum, w: Self::Bytes, x: Self::Sixteen, four: usize) -> Self::Sum;
     /// A sub-block's sums times its scales, which are one for each half. Exact: it is below 2^24.
     unsafe fn finish(kind: Quants, sums: [Self::Sum; 2], scales: [Self::Scale; 2]) -> Self::Floats;
 
@@ -91,8 +93,8 @@ pub trait Simd {
     unsafe fn from_f16(at: *const u8) -> Self::Floats;
     /// From one bfloat16 for each row.
     unsafe fn from_bf16(at: *const u8) -> Self::Floats;
-    /// From one unsigned byte for each row.
-    unsafe fn from_unsigned(at: *const u8) -> Self::Floats;
+    /// The group that begins at row `row`, from one unsigned byte for each row of the panel.
+    unsafe fn from_unsigned(panel: *const u8, row: usize) -> Self::Floats;
     /// a + b
     unsafe fn add(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// a * b

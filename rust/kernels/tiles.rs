@@ -11,7 +11,7 @@ use super::formats::{Format, sub_quants};
 use super::int8::{COLUMN_TILE, GROUP, QUANT_BLOCK, QuantisedTiles, SUM_BLOCK};
 use super::math::{LANES, Lanes};
 use super::panel_block::Panels;
-use super::prefetch::prefetch_lines;
+use super::prefetch::{self, prefetch_lines};
 use super::simd::Simd;
 use std::hint::black_box;
 use std::mem::MaybeUninit;
@@ -69,6 +69,7 @@ unsafe fn multiply_rows<S: Simd, F: Format, const R: usize>(
         let row = (first + r) * S::ROWS;
         places[r] = (row / LANES, row % LANES);
     }
+    let asks_ahead = prefetch::is_on();
     // Vectors of zeros.
     let mut unpacked: Unpacked<S, R> = MaybeUninit::zeroed().assume_init();
     for start in (0..w.cols).step_by(GROUP) {
@@ -84,7 +85,7 @@ unsafe fn multiply_rows<S: Simd, F: Format, const R: usize>(
         let group_bytes = GROUP / F::BLOCK_LEN * w.block_bytes();
         let share = group_bytes.div_ceil(n_tiles).next_multiple_of(64);
         for tile in 0..n_tiles {
-            if tile * share < group_bytes {
+            if asks_ahead && tile * share < group_bytes {
                 for r in 0..R {
                     let next = w.bytes.as_ptr().wrapping_add(next_group::<F>(w, places[r].0, start) + tile * share);
                     prefetch_lines(next, share);
@@ -217,6 +218,7 @@ unsafe fn sub_block_sums<S: Simd, F: Format, const R: usize>(
     x: *const [[i8; 4]; COLUMN_TILE],
     pairs: *const [[i16; 2]; COLUMN_TILE],
 ) -> [[[S::Sum; 2]; R]; COLUMN_TILE] {
+    const { assert!(COLUMN_TILE == 4, "as many columns as `Simd::Sixteen` has fours") };
     let halves = S::n_sums(F::QUANTS);
     let zero = S::start(F::QUANTS, pairs.cast(), 1, 0);
     let mut all = [[[zero; 2]; R]; COLUMN_TILE];
@@ -232,11 +234,10 @@ unsafe fn sub_block_sums<S: Simd, F: Format, const R: usize>(
         let n_units = black_box(8 / halves);
         for g in 0..n_units {
             let units = &w.quants[s][half * 8 / halves + g];
-            let fours = x.add(half * 8 / halves + g);
+            let x = S::sixteen(x.add(half * 8 / halves + g).cast());
             for c in 0..COLUMN_TILE {
-                let four = S::four((*fours)[c].as_ptr());
                 for r in 0..R {
-                    sums[c][r] = S::add_products(F::QUANTS, sums[c][r], units[r], four);
+                    sums[c][r] = S::add_products(F::QUANTS, sums[c][r], units[r], x, c);
                 }
             }
         }
