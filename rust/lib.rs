@@ -26,6 +26,7 @@ pub mod memory;
 pub mod profile;
 pub mod roofline;
 pub mod team;
+pub mod cores;
 pub mod kernels;
 pub mod pack;
 pub mod quant;

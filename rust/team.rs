@@ -5,6 +5,7 @@
 //! atomic store and its chunks are claimed by atomic increments. The calling thread works too, so a worker that
 //! the operating system has put aside delays nobody unless it holds a chunk.
 
+use crate::cores::{self, Stay};
 use crate::error::{Error, Result, input_error};
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
@@ -20,7 +21,7 @@ const MAX_THREADS: usize = 1024;
 /// Times a waiting thread looks before it offers its core to others.
 const SPINS_BEFORE_YIELD: u32 = 20_000;
 
-/// Threads for a forward: the caller's wish, else `LARQL_NUM_THREADS`, else physical cores within the affinity
+/// Threads for a forward: the caller's wish, else `LARQL_NUM_THREADS`, else fast physical cores within the affinity
 /// mask and the container's CPU quota.
 ///
 /// # Errors
@@ -41,8 +42,7 @@ pub fn thread_count(wish: Option<usize>) -> Result<usize> {
             text.trim().parse().map_err(|_| input_error!("{THREADS_VAR} is {text:?}; it must be a whole number"))?;
         return check(n, THREADS_VAR);
     }
-    let allowed = std::thread::available_parallelism().map_or(1, |n| n.get());
-    Ok(num_cpus::get_physical().clamp(1, allowed.max(1)))
+    Ok(cores::n_fast())
 }
 
 /// Threads that run the operations of a forward together.
@@ -75,6 +75,7 @@ impl Team {
         rayon::ThreadPoolBuilder::new()
             .num_threads(n_threads - 1)
             .thread_name(|i| format!("larql-{}", i + 1))
+            .start_handler(move |_| Stay::new(cores::stay_on(n_threads)).for_good())
             .build()
             .map(Some)
             .map_err(|e| Error::Internal(format!("cannot start {} threads: {e}", n_threads - 1)))
@@ -93,6 +94,7 @@ impl Team {
         }
         let crew = Crew::new(self.n_threads, timed);
         let guarded = || {
+            let _stay = Stay::new(cores::stay_on(self.n_threads));
             let _dismiss = Dismiss(&crew);
             catch_unwind(AssertUnwindSafe(|| work(&crew)))
         };

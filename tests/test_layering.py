@@ -25,7 +25,8 @@ RUST = {
     "mapped": "error",
     "gguf": "mapped quant error",
     "pack": "quant",
-    "team": "error",
+    "cores": "",
+    "team": "cores error",
     "profile": "team",
     "roofline": "team kernels error",
     "sampler": "error",
@@ -113,8 +114,9 @@ class Absence(NamedTuple):
 RUST_ABSENCES = (
     Absence("only python.rs knows Python", r"\b(pyo3|numpy|Py[A-Z]\w*)\b", "python.rs python/"),
     Absence("only team.rs starts threads", r"\brayon\b|\bthread\s*::\s*(spawn|scope|Builder|[{*])", "team.rs ladder/"),
-    Absence("few modules open files", r"\bFile\s*::|\bfs\s*::(?!File;)", "mapped.rs vindex.rs", in_tests=False),
-    Absence("memory is mapped in few places", r"\b(memmap2|libc)\b", "mapped.rs memory.rs"),
+    Absence("few modules open files", r"\bFile\s*::|\bfs\s*::(?!File;)", "mapped.rs vindex.rs cores.rs", False),
+    Absence("memory is mapped in few places", r"\bmemmap2\b", "mapped.rs memory.rs"),
+    Absence("few modules call the system's library", r"\blibc\b", "mapped.rs memory.rs cores.rs"),
     Absence(
         "only the kernels know instruction sets",
         r"\b(std|core)\s*::\s*(arch|simd)\b|\btarget_(feature|arch)\b|\bis_\w+_feature_detected\b|\basm!",
@@ -123,7 +125,7 @@ RUST_ABSENCES = (
     Absence(
         "unsafe code is in few files",
         r"\bunsafe\b",
-        "activations.rs attention.rs kernels/ ladder/avx2.rs mapped.rs matmul.rs quant/blocks.rs team.rs",
+        "activations.rs attention.rs cores.rs kernels/ ladder/avx2.rs mapped.rs matmul.rs quant/blocks.rs team.rs",
     ),
     Absence(
         "the environment is read in few places",
