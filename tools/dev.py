@@ -2,12 +2,14 @@
 
 usage: python3 tools/dev.py COMMAND
 
-  demo     set up and print what Gemma 3 270M makes of a few words
-  test     set up and run every check and every test
-  lint     run the checks alone: format, lints, types, the extension's stub
-  format   format the Rust and the Python code
-  wheel    build the wheel that would be published
-  fuzz     search for GGUF headers that break the reader, for a minute (needs cargo-fuzz)
+  demo       set up and print what Gemma 3 270M makes of a few words
+  test       set up and run every check and every test
+  lint       run the checks alone: format, lints, types, the extension's stub
+  format     format the Rust and the Python code
+  wheel      build the wheel that would be published
+  test-arm   run the Rust tests and two models on emulated AArch64 CPUs; Linux
+  wheel-arm  build the wheel for AArch64 on another machine; Linux
+  fuzz       search for GGUF headers that break the reader, for a minute (needs cargo-fuzz)
 
 Each sets up .venv first, which takes minutes once and seconds from then on, and prints the commands that it runs.
 """
@@ -22,6 +24,8 @@ import sys
 import time
 from pathlib import Path
 from typing import NoReturn
+
+import arm
 
 ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / ".venv"
@@ -50,7 +54,10 @@ FUZZ = "cargo +nightly fuzz run gguf -- -max_total_time=60"
 
 
 def main() -> None:
-    commands = {"demo": demo, "test": test, "lint": lint, "format": reformat, "wheel": wheel, "fuzz": fuzz}
+    commands = {
+        **{"demo": demo, "test": test, "lint": lint, "format": reformat, "wheel": wheel},
+        **{"test-arm": test_arm, "wheel-arm": wheel_arm, "fuzz": fuzz},
+    }
     if len(sys.argv) != 2 or sys.argv[1] not in commands:
         sys.exit(__doc__)
     os.chdir(ROOT)
@@ -92,8 +99,26 @@ def reformat() -> None:
 def wheel() -> None:
     set_up(DEVELOP)
     run(WHEEL)
-    for path in sorted((ROOT / "target/dist").glob("*.whl")):
-        print(f"{path.stat().st_size / 1e6:6.2f} MB  {path.relative_to(ROOT)}")
+    list_wheels()
+
+
+def test_arm() -> None:
+    start = time.monotonic()
+    set_up(DEVELOP)
+    try:
+        arm.test(run, run_tests)
+        print(f"{time.monotonic() - start:.0f} seconds in all")
+    except arm.Missing as e:
+        print(f"\nthe tests on AArch64 are skipped: {e}")
+
+
+def wheel_arm() -> None:
+    set_up(DEVELOP)
+    try:
+        arm.wheel(run)
+    except arm.Missing as e:
+        fail(str(e))
+    list_wheels()
 
 
 def fuzz() -> None:
@@ -112,6 +137,11 @@ def set_up(commands: list[str]) -> None:
         run(f"{shlex.quote(sys.executable)} -m venv {shlex.quote(str(VENV))}")
     for command in commands:
         run(command)
+
+
+def list_wheels() -> None:
+    for path in sorted((ROOT / "target/dist").glob("*.whl")):
+        print(f"{path.stat().st_size / 1e6:6.2f} MB  {path.relative_to(ROOT)}")
 
 
 def check_components() -> None:
