@@ -56,8 +56,8 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn or(a: __m256i, b: __m256i) -> __m256i {
-        _mm256_or_si256(a, b)
+    unsafe fn insert(a: __m256i, from: __m256i, mask: u8) -> __m256i {
+        _mm256_or_si256(a, Self::and(from, mask))
     }
 
     #[inline(always)]
@@ -82,8 +82,8 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn signed_scale(panel: *const u8, row: usize) -> __m256i {
-        let bytes = _mm_loadl_epi64(panel.add(row).cast());
+    unsafe fn signed_scale(at: *const u8) -> __m256i {
+        let bytes = _mm_loadl_epi64(at.cast());
         _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(bytes, bytes))
     }
 

@@ -81,8 +81,8 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn or(a: __m512i, b: __m512i) -> __m512i {
-        _mm512_or_si512(a, b)
+    unsafe fn insert(a: __m512i, from: __m512i, mask: u8) -> __m512i {
+        _mm512_or_si512(a, Self::and(from, mask))
     }
 
     #[inline(always)]
@@ -106,8 +106,8 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn signed_scale(panel: *const u8, row: usize) -> Scale {
-        Scale::new(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(panel.add(row).cast()))))
+    unsafe fn signed_scale(at: *const u8) -> Scale {
+        Scale::new(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast()))))
     }
 
     #[inline(always)]

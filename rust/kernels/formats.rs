@@ -74,20 +74,20 @@ unsafe fn nibbles<S: Simd, const HIGH: bool>(bytes: S::Bytes) -> S::Bytes {
     if HIGH { S::and(S::shift_right::<4>(bytes), 15) } else { S::and(bytes, 15) }
 }
 
-/// Bit `bit` of each byte, as 16 or 0.
+/// Nibbles with bit `bit` of each byte of `high` as their fifth.
 #[inline(always)]
-unsafe fn fifth_bit<S: Simd>(bytes: S::Bytes, bit: usize) -> S::Bytes {
+unsafe fn with_fifth_bit<S: Simd>(nibbles: S::Bytes, high: S::Bytes, bit: usize) -> S::Bytes {
     let shifted = match bit {
-        0 => S::shift_left::<4>(bytes),
-        1 => S::shift_left::<3>(bytes),
-        2 => S::shift_left::<2>(bytes),
-        3 => S::shift_left::<1>(bytes),
-        4 => bytes,
-        5 => S::shift_right::<1>(bytes),
-        6 => S::shift_right::<2>(bytes),
-        _ => S::shift_right::<3>(bytes),
+        0 => S::shift_left::<4>(high),
+        1 => S::shift_left::<3>(high),
+        2 => S::shift_left::<2>(high),
+        3 => S::shift_left::<1>(high),
+        4 => high,
+        5 => S::shift_right::<1>(high),
+        6 => S::shift_right::<2>(high),
+        _ => S::shift_right::<3>(high),
     };
-    S::and(shifted, 16)
+    S::insert(nibbles, shifted, 16)
 }
 
 /// Defines a format with blocks of 32: one sub-block, no integer scales.
@@ -145,7 +145,7 @@ unsafe fn nibbles_of_32<S: Simd>(qs: *const u8, g: usize, row: usize) -> S::Byte
 /// The same with a fifth bit.
 #[inline(always)]
 unsafe fn five_bits_of_32<S: Simd>(qh: *const u8, qs: *const u8, g: usize, row: usize) -> S::Bytes {
-    S::or(nibbles_of_32::<S>(qs, g, row), fifth_bit::<S>(unit::<S>(qh, 0, row), g))
+    with_fifth_bit::<S>(nibbles_of_32::<S>(qs, g, row), unit::<S>(qh, 0, row), g)
 }
 
 block_of_32!(Q4_0, 18, Above8, false, |block, row| nibbles_of_32::<S>(block.add(32), G, row));
@@ -239,9 +239,10 @@ six_bit_format!(Q4K, 144, UpTo15, 2, |block, step, row| nibbles_of_64::<S, SUB>(
     row
 ));
 // All sub-blocks at compile time: each has its fifth bits at another place of the same bytes.
-six_bit_format!(Q5K, 176, UpTo31, 8, |block, _step, row| S::or(
+six_bit_format!(Q5K, 176, UpTo31, 8, |block, _step, row| with_fifth_bit::<S>(
     nibbles_of_64::<S, SUB>(block.add(768 + 8 * UNIT * (SUB / 2)), G, row),
-    fifth_bit::<S>(unit::<S>(block.add(256), G, row), SUB)
+    unit::<S>(block.add(256), G, row),
+    SUB
 ));
 
 pub struct Q6K;
@@ -276,13 +277,13 @@ impl Format for Q6K {
             2 => high,
             _ => S::shift_right::<2>(high),
         };
-        S::or(low, S::and(high, 0x30))
+        S::insert(low, high, 0x30)
     }
 
     #[inline(always)]
     unsafe fn scale<S: Simd>(scales: &*const u8, sub: usize, row: usize) -> [S::Scale; 2] {
-        let panel = scales.add(2 * LANES * sub);
-        [S::signed_scale(panel, row), S::signed_scale(panel.add(LANES), row)]
+        let at = scales.add(2 * LANES * sub + row);
+        [S::signed_scale(at), S::signed_scale(at.add(LANES))]
     }
 
     #[inline(always)]

@@ -4,7 +4,7 @@
 #![allow(unsafe_op_in_unsafe_fn)] // every function here is unsafe for the one reason that `Simd` gives
 
 use super::attend::{self, AttentionQueries, AttentionTile};
-use super::int8::QuantisedRows;
+use super::int8::{COLUMN_TILE, QuantisedRows};
 use super::math::Lanes;
 use super::packed;
 use super::panel_block::Panels;
@@ -18,7 +18,7 @@ use std::marker::PhantomData;
 #[target_feature(enable = "neon")]
 pub fn matmul_int8(w: &Panels, x: &QuantisedRows, out: &mut [Lanes]) {
     // SAFETY: this function is compiled for the instruction set.
-    unsafe { packed::matmul_int8::<Neon<Widening>, 4, 4, 1>(w, x, out) }
+    unsafe { packed::matmul_int8::<Neon<Widening>, 4, 4, 2>(w, x, out) }
 }
 
 /// The same with dot products: tiles of three groups have their sums and products in 24 of the 32 registers.
@@ -106,17 +106,21 @@ impl Products for Widening {
     #[inline(always)]
     unsafe fn add<const FOUR: i32>(kind: Quants, sum: WideningSum, w: int8x16_t, x: int8x16_t) -> WideningSum {
         let x = vreinterpretq_s8_s32(vdupq_laneq_s32::<FOUR>(vreinterpretq_s32_s8(x)));
-        let (w_low, x_low) = (vget_low_s8(w), vget_low_s8(x));
-        let (low, high) = if kind == Quants::Signed {
-            let (low, high) = (vreinterpretq_s32_s16(sum.low), vreinterpretq_s32_s16(sum.high));
-            (
-                vreinterpretq_s16_s32(vpadalq_s16(low, vmull_s8(w_low, x_low))),
-                vreinterpretq_s16_s32(vpadalq_s16(high, vmull_high_s8(w, x))),
-            )
+        let WideningSum { mut low, mut high, start } = sum;
+        if kind == Quants::Signed {
+            let (wide_low, wide_high) = (vreinterpretq_s32_s16(low), vreinterpretq_s32_s16(high));
+            low = vreinterpretq_s16_s32(vpadalq_s16(wide_low, vmull_s8(vget_low_s8(w), vget_low_s8(x))));
+            high = vreinterpretq_s16_s32(vpadalq_s16(wide_high, vmull_high_s8(w, x)));
         } else {
-            (vmlal_s8(sum.low, w_low, x_low), vmlal_high_s8(sum.high, w, x))
-        };
-        WideningSum { low, high, start: sum.start }
+            // As intrinsics, the compiler would widen the weights apart from the products.
+            asm!(
+                "smlal {low:v}.8h, {w:v}.8b, {x:v}.8b",
+                "smlal2 {high:v}.8h, {w:v}.16b, {x:v}.16b",
+                low = inout(vreg) low, high = inout(vreg) high, w = in(vreg) w, x = in(vreg) x,
+                options(pure, nomem, nostack, preserves_flags)
+            );
+        }
+        WideningSum { low, high, start }
     }
 
     #[inline(always)]
@@ -132,16 +136,13 @@ impl Products for Widening {
 
 struct Neon<P>(PhantomData<P>);
 
-/// Bytes `row` to `row + 3` of a panel's sixteen, each in byte PLACE of its row's lane; the other bytes are zeros.
+/// Bytes `row` to `row + 3` of a panel's sixteen, each widened to its row's lane.
 #[inline(always)]
-unsafe fn spread<const PLACE: usize>(panel: *const u8, row: usize) -> uint8x16_t {
-    const NONE: u8 = 128; // beyond the table, also with a row added
-    let mut places = [NONE; 16];
-    for lane in 0..4 {
-        places[4 * lane + PLACE] = lane as u8;
-    }
-    let places = vaddq_u8(vld1q_u8(places.as_ptr()), vdupq_n_u8(row as u8));
-    vqtbl1q_u8(vld1q_u8(panel), places)
+unsafe fn widened(panel: *const u8, row: usize) -> uint32x4_t {
+    const ZERO: u8 = 128; // beyond the table, also with a row added
+    const PLACES: [u8; 16] = [0, ZERO, ZERO, ZERO, 1, ZERO, ZERO, ZERO, 2, ZERO, ZERO, ZERO, 3, ZERO, ZERO, ZERO];
+    let places = vaddq_u8(vld1q_u8(PLACES.as_ptr()), vdupq_n_u8(row as u8));
+    vreinterpretq_u32_u8(vqtbl1q_u8(vld1q_u8(panel), places))
 }
 
 impl<P: Products> Simd for Neon<P> {
@@ -164,8 +165,14 @@ impl<P: Products> Simd for Neon<P> {
     }
 
     #[inline(always)]
-    unsafe fn or(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t {
-        vorrq_u8(a, b)
+    unsafe fn insert(mut a: uint8x16_t, from: uint8x16_t, mask: u8) -> uint8x16_t {
+        // From the intrinsic the compiler, which knows of the zeros, would make two instructions.
+        asm!(
+            "bit {a:v}.16b, {from:v}.16b, {mask:v}.16b",
+            a = inout(vreg) a, from = in(vreg) from, mask = in(vreg) vdupq_n_u8(mask),
+            options(pure, nomem, nostack, preserves_flags)
+        );
+        a
     }
 
     /// Within bytes, so that nothing crosses over.
@@ -192,12 +199,13 @@ impl<P: Products> Simd for Neon<P> {
 
     #[inline(always)]
     unsafe fn unsigned_scale(panel: *const u8, row: usize) -> int32x4_t {
-        vreinterpretq_s32_u8(spread::<0>(panel, row))
+        vreinterpretq_s32_u32(widened(panel, row))
     }
 
     #[inline(always)]
-    unsafe fn signed_scale(panel: *const u8, row: usize) -> int32x4_t {
-        vshrq_n_s32::<24>(vreinterpretq_s32_u8(spread::<3>(panel, row)))
+    unsafe fn signed_scale(at: *const u8) -> int32x4_t {
+        let bytes = vreinterpret_s8_u32(vdup_n_u32(at.cast::<u32>().read_unaligned()));
+        vmovl_s16(vget_low_s16(vmovl_s8(bytes)))
     }
 
     /// Two where scales are for 16 columns.
@@ -240,6 +248,22 @@ impl<P: Products> Simd for Neon<P> {
         }
     }
 
+    /// A loop over the fours would not be unrolled, as they are part of the instructions.
+    #[inline(always)]
+    unsafe fn add_tile<const R: usize>(
+        kind: Quants,
+        sums: &mut [[P::Sum; R]; COLUMN_TILE],
+        w: &[uint8x16_t; R],
+        x: int8x16_t,
+    ) {
+        for r in 0..R {
+            sums[0][r] = Self::add_products(kind, sums[0][r], w[r], x, 0);
+            sums[1][r] = Self::add_products(kind, sums[1][r], w[r], x, 1);
+            sums[2][r] = Self::add_products(kind, sums[2][r], w[r], x, 2);
+            sums[3][r] = Self::add_products(kind, sums[3][r], w[r], x, 3);
+        }
+    }
+
     #[inline(always)]
     unsafe fn finish(kind: Quants, sums: [P::Sum; 2], scales: [int32x4_t; 2]) -> float32x4_t {
         let mut scaled = vmulq_s32(P::total(kind, sums[0]), scales[0]);
@@ -278,7 +302,7 @@ impl<P: Products> Simd for Neon<P> {
 
     #[inline(always)]
     unsafe fn from_unsigned(panel: *const u8, row: usize) -> float32x4_t {
-        vcvtq_f32_u32(vreinterpretq_u32_u8(spread::<0>(panel, row)))
+        vcvtq_f32_u32(widened(panel, row))
     }
 
     #[inline(always)]

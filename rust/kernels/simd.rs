@@ -3,6 +3,10 @@
 //! A group is the ROWS rows of a panel that one vector holds. Whatever the width, every operation is exact or rounds
 //! each row by itself, so kernels built from them give the same bits on all of them.
 
+#![allow(unsafe_op_in_unsafe_fn)] // every function here is unsafe for the one reason that `Simd` gives
+
+use super::int8::COLUMN_TILE;
+
 /// How quants are stored, and so how many products fit into 16 bits; |x| <= 127.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Quants {
@@ -59,8 +63,8 @@ pub trait Simd {
     unsafe fn bytes(at: *const u8) -> Self::Bytes;
     /// Keeps the bits of `mask` in each byte.
     unsafe fn and(a: Self::Bytes, mask: u8) -> Self::Bytes;
-    /// Joins bits.
-    unsafe fn or(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// Bytes whose bits in `mask` are zeros, with those of `from` there.
+    unsafe fn insert(a: Self::Bytes, from: Self::Bytes, mask: u8) -> Self::Bytes;
     /// Shifts pairs of bytes to the right; bits that cross over between bytes are for the caller to mask.
     unsafe fn shift_right<const BITS: u32>(a: Self::Bytes) -> Self::Bytes;
     /// Shifts pairs of bytes to the left.
@@ -70,8 +74,8 @@ pub trait Simd {
     unsafe fn unit_scale() -> Self::Scale;
     /// Scales of the group that begins at row `row`, from one unsigned byte for each row of the panel.
     unsafe fn unsigned_scale(panel: *const u8, row: usize) -> Self::Scale;
-    /// The same from signed bytes.
-    unsafe fn signed_scale(panel: *const u8, row: usize) -> Self::Scale;
+    /// Scales from one signed byte for each row of the group.
+    unsafe fn signed_scale(at: *const u8) -> Self::Scale;
     /// How many sums a sub-block of 32 columns takes: one, or one for each half.
     fn n_sums(kind: Quants) -> usize;
     /// Quants as `add_products` wants them.
@@ -82,6 +86,21 @@ pub trait Simd {
     unsafe fn start(kind: Quants, pairs: *const [i16; 2], step: usize, n: usize) -> Self::Sum;
     /// A sum plus the products of four columns with the activations 4 * four to 4 * four + 3.
     unsafe fn add_products(kind: Quants, sum: Self::Sum, w: Self::Bytes, x: Self::Sixteen, four: usize) -> Self::Sum;
+    /// The same for some groups and a tile of columns, which have four activations each.
+    #[inline(always)]
+    unsafe fn add_tile<const R: usize>(
+        kind: Quants,
+        sums: &mut [[Self::Sum; R]; COLUMN_TILE],
+        w: &[Self::Bytes; R],
+        x: Self::Sixteen,
+    ) {
+        const { assert!(COLUMN_TILE == 4) };
+        for (four, sums) in sums.iter_mut().enumerate() {
+            for (sum, w) in sums.iter_mut().zip(w) {
+                *sum = Self::add_products(kind, *sum, *w, x, four);
+            }
+        }
+    }
     /// A sub-block's sums times its scales, which are one for each half. Exact: it is below 2^24.
     unsafe fn finish(kind: Quants, sums: [Self::Sum; 2], scales: [Self::Scale; 2]) -> Self::Floats;
 

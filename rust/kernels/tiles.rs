@@ -218,7 +218,6 @@ unsafe fn sub_block_sums<S: Simd, F: Format, const R: usize>(
     x: *const [[i8; 4]; COLUMN_TILE],
     pairs: *const [[i16; 2]; COLUMN_TILE],
 ) -> [[[S::Sum; 2]; R]; COLUMN_TILE] {
-    const { assert!(COLUMN_TILE == 4, "as many columns as `Simd::Sixteen` has fours") };
     let halves = S::n_sums(F::QUANTS);
     let zero = S::start(F::QUANTS, pairs.cast(), 1, 0);
     let mut all = [[[zero; 2]; R]; COLUMN_TILE];
@@ -234,12 +233,7 @@ unsafe fn sub_block_sums<S: Simd, F: Format, const R: usize>(
         let n_units = black_box(8 / halves);
         for g in 0..n_units {
             let units = &w.quants[s][half * 8 / halves + g];
-            let x = S::sixteen(x.add(half * 8 / halves + g).cast());
-            for c in 0..COLUMN_TILE {
-                for r in 0..R {
-                    sums[c][r] = S::add_products(F::QUANTS, sums[c][r], units[r], x, c);
-                }
-            }
+            S::add_tile(F::QUANTS, &mut sums, units, S::sixteen(x.add(half * 8 / halves + g).cast()));
         }
         for c in 0..COLUMN_TILE {
             for r in 0..R {
