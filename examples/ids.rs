@@ -19,6 +19,9 @@ use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
 
+/// Of the .vindex format, as in python/larql/vindex.py.
+const VERSION: u32 = 2;
+
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 fn main() {
@@ -65,6 +68,9 @@ fn open(folder: &Path) -> Result<Engine> {
     let shown = path.display();
     let text = std::fs::read_to_string(&path).map_err(|e| format!("cannot read {shown}: {e}"))?;
     let index: Value = serde_json::from_str(&text).map_err(|e| format!("{shown} is malformed: {e}"))?;
+    if index["format"] != "larql-vindex" || index["version"] != VERSION {
+        return Err(format!("{shown} is not a .vindex of version {VERSION}; convert the model again").into());
+    }
     let config = ModelConfig::from_json(&index["config"].to_string())?;
     let weights = Vindex::open(&folder.join("weights.bin"), &index["tensors"].to_string())?;
     let options = EngineOptions { precision: Precision::Fast, threads: None, context: None };

@@ -37,21 +37,19 @@ pub fn fast_cpus(cpus: &[Cpu]) -> (Vec<usize>, bool) {
     (fast, leaves_out)
 }
 
-/// What Linux says of the CPUs that this process may use, its root directory being `root`; None where it says nothing.
-fn describe(root: &Path) -> Option<Vec<Cpu>> {
-    let read = |path: &str| std::fs::read_to_string(root.join(path)).ok();
-    let status = read("proc/self/status")?;
-    let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+/// What Linux says of the CPUs `allowed`, its root directory being `root`; None where it says nothing.
+fn describe(root: &Path, allowed: &[usize]) -> Option<Vec<Cpu>> {
+    let read = |path: &str| std::fs::read_to_string(root.join("sys/devices").join(path)).ok();
     // Intel's CPUs with two kinds of cores list the efficient ones here.
-    let efficient = read("sys/devices/cpu_atom/cpus").map_or(Vec::new(), |list| ids(&list));
-    let cpu = |id: usize| {
-        let of_cpu = |name: &str| read(&format!("sys/devices/system/cpu/cpu{id}/{name}"));
-        let siblings = of_cpu("topology/thread_siblings_list").map_or(Vec::new(), |list| ids(&list));
+    let efficient = read("cpu_atom/cpus").map_or(Vec::new(), |list| ids(&list));
+    let cpu = |id: &usize| {
+        let of_cpu = |name: &str| read(&format!("system/cpu/cpu{id}/{name}"));
+        let core = ids(&of_cpu("topology/thread_siblings_list")?).into_iter().min()?;
         let capacity = of_cpu("cpu_capacity").and_then(|text| text.trim().parse().ok());
-        let capacity = capacity.unwrap_or(if efficient.contains(&id) { 512 } else { 1024 });
-        Cpu { id, core: siblings.into_iter().min().unwrap_or(id), capacity }
+        let capacity = capacity.unwrap_or(if efficient.contains(id) { 512 } else { 1024 });
+        Some(Cpu { id: *id, core, capacity })
     };
-    Some(ids(allowed).into_iter().map(cpu).collect())
+    allowed.iter().map(cpu).collect()
 }
 
 /// The numbers of a list as Linux writes it: `0-3,8`.
@@ -71,12 +69,12 @@ struct Machine {
     stay_on: Option<Vec<usize>>,
 }
 
-static MACHINE: LazyLock<Machine> = LazyLock::new(|| match describe(Path::new("/")) {
+static MACHINE: LazyLock<Machine> = LazyLock::new(|| match describe(Path::new("/"), &allowed()) {
     Some(cpus) if !cpus.is_empty() => {
         let (fast, leaves_out) = fast_cpus(&cpus);
         Machine { n_fast: fast.len(), stay_on: leaves_out.then_some(fast) }
     }
-    _ => Machine { n_fast: system::n_fast(), stay_on: None },
+    _ => Machine { n_fast: system::n_fast().unwrap_or_else(num_cpus::get_physical), stay_on: None },
 });
 
 /// Fast physical cores that this process may use, as far as its share of CPU time goes.
@@ -85,86 +83,71 @@ pub fn n_fast() -> usize {
     MACHINE.n_fast.clamp(1, allowed)
 }
 
-/// The CPUs that a team of `n_threads` should stay on; None where it may run anywhere.
+/// The CPUs that the helpers in a team of `n_threads` should stay on; None where they may run anywhere.
 pub fn stay_on(n_threads: usize) -> Option<&'static [usize]> {
     MACHINE.stay_on.as_deref().filter(|cpus| n_threads <= cpus.len())
 }
 
-/// Keeps the calling thread on some CPUs until it is dropped, as far as the system lets it.
-pub struct Stay {
-    #[cfg(target_os = "linux")]
-    before: Option<libc::cpu_set_t>,
-}
-
-impl Stay {
-    /// As long as the thread lives.
-    pub fn for_good(self) {
-        std::mem::forget(self);
-    }
-}
+pub use system::{allowed, keep_to};
 
 #[cfg(target_os = "linux")]
 mod system {
-    use super::Stay;
+    const SIZE: usize = size_of::<libc::cpu_set_t>();
 
-    impl Stay {
-        /// On `cpus`, or with None wherever the thread may run already.
-        pub fn new(cpus: Option<&[usize]>) -> Self {
-            let Some(cpus) = cpus else { return Self { before: None } };
-            // SAFETY: sets of bits, for which zeros are valid; both calls concern this thread and stay within the sets.
-            unsafe {
-                let (mut before, mut wanted): (libc::cpu_set_t, libc::cpu_set_t) = std::mem::zeroed();
-                let size = size_of::<libc::cpu_set_t>();
-                let bits = 8 * size;
-                cpus.iter().filter(|id| **id < bits).for_each(|id| libc::CPU_SET(*id, &mut wanted));
-                let known = libc::sched_getaffinity(0, size, &mut before) == 0;
-                let stays = known && libc::sched_setaffinity(0, size, &wanted) == 0;
-                Self { before: stays.then_some(before) }
+    /// The CPUs that the calling thread may use; none when that cannot be found out.
+    pub fn allowed() -> Vec<usize> {
+        // SAFETY: a set of bits, for which zeros are valid; the call writes no more than that, and the numbers are in it.
+        unsafe {
+            let mut set: libc::cpu_set_t = std::mem::zeroed();
+            let known = libc::sched_getaffinity(0, SIZE, &mut set) == 0;
+            (0..8 * SIZE).filter(|id| known && libc::CPU_ISSET(*id, &set)).collect()
+        }
+    }
+
+    /// Keeps the calling thread to those of `cpus` that it may use, if there are any and the system lets it.
+    pub fn keep_to(cpus: &[usize]) {
+        // SAFETY: as above.
+        unsafe {
+            let mut set: libc::cpu_set_t = std::mem::zeroed();
+            let kept: Vec<usize> = allowed().into_iter().filter(|id| cpus.contains(id)).collect();
+            if !kept.is_empty() {
+                kept.iter().for_each(|id| libc::CPU_SET(*id, &mut set));
+                libc::sched_setaffinity(0, SIZE, &set);
             }
         }
     }
 
-    impl Drop for Stay {
-        fn drop(&mut self) {
-            if let Some(before) = &self.before {
-                // SAFETY: as above.
-                unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), before) };
-            }
-        }
-    }
-
-    /// Where Linux hides its description.
-    pub fn n_fast() -> usize {
-        num_cpus::get_physical()
+    /// Known from the description, if at all.
+    pub fn n_fast() -> Option<usize> {
+        None
     }
 }
 
 #[cfg(not(target_os = "linux"))]
 mod system {
-    use super::Stay;
-
-    impl Stay {
-        /// There is no such call here.
-        pub fn new(_cpus: Option<&[usize]>) -> Self {
-            Self {}
-        }
+    /// Other systems do not say.
+    pub fn allowed() -> Vec<usize> {
+        Vec::new()
     }
 
-    /// macOS runs busy threads on its fast cores as long as there are enough of these.
+    /// Other systems have no such call, or do it by themselves: macOS runs busy threads on its fast cores as long as there
+    /// are enough of these.
+    pub fn keep_to(_cpus: &[usize]) {}
+
     #[cfg(target_os = "macos")]
-    pub fn n_fast() -> usize {
+    pub fn n_fast() -> Option<usize> {
         let (mut n, mut size) = (0_i32, size_of::<i32>());
         // SAFETY: the name ends with a zero, and the value has room for what is asked for.
         let failed = unsafe {
             let name = c"hw.perflevel0.physicalcpu".as_ptr();
             libc::sysctlbyname(name, (&raw mut n).cast(), &mut size, std::ptr::null_mut(), 0)
         };
-        if failed == 0 && n > 0 { n as usize } else { num_cpus::get_physical() }
+        usize::try_from(n).ok().filter(|n| failed == 0 && *n > 0)
     }
 
     #[cfg(not(target_os = "macos"))]
-    pub fn n_fast() -> usize {
-        num_cpus::get_physical()
+    pub fn n_fast() -> Option<usize> {
+        None
     }
 }
 
@@ -196,11 +179,11 @@ mod tests {
         assert_eq!(fast_cpus(&[]), (vec![], false));
     }
 
-    /// A root directory with files of these names and texts.
+    /// A root directory with files below sys/devices of these names and texts.
     fn root(name: &str, files: &[(&str, &str)]) -> std::path::PathBuf {
         let root = std::env::temp_dir().join(format!("larql-cores-{name}-{}", std::process::id()));
         for (path, text) in files {
-            let path = root.join(path);
+            let path = root.join("sys/devices").join(path);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         }
@@ -212,40 +195,29 @@ mod tests {
         let big_little = root(
             "big-little",
             &[
-                ("proc/self/status", "Name:\tx\nCpus_allowed:\td\nCpus_allowed_list:\t0,2-3\n"),
-                ("sys/devices/system/cpu/cpu0/cpu_capacity", "446\n"),
-                ("sys/devices/system/cpu/cpu2/cpu_capacity", "1024\n"),
-                ("sys/devices/system/cpu/cpu3/cpu_capacity", "1024\n"),
-                ("sys/devices/system/cpu/cpu3/topology/thread_siblings_list", "3\n"),
+                ("system/cpu/cpu0/cpu_capacity", "446\n"),
+                ("system/cpu/cpu0/topology/thread_siblings_list", "0\n"),
+                ("system/cpu/cpu2/cpu_capacity", "1024\n"),
+                ("system/cpu/cpu2/topology/thread_siblings_list", "2\n"),
+                ("system/cpu/cpu3/cpu_capacity", "1024\n"),
+                ("system/cpu/cpu3/topology/thread_siblings_list", "3\n"),
             ],
         );
         let want = [(0, 0, 446), (2, 2, 1024), (3, 3, 1024)].map(|(id, core, capacity)| Cpu { id, core, capacity });
-        assert_eq!(describe(&big_little).unwrap(), want);
+        assert_eq!(describe(&big_little, &[0, 2, 3]).unwrap(), want);
+        assert_eq!(describe(&big_little, &[0, 1]), None, "nothing is known of CPU 1");
         let hybrid = root(
             "hybrid",
             &[
-                ("proc/self/status", "Cpus_allowed_list:\t0-4\n"),
-                ("sys/devices/cpu_atom/cpus", "4-7\n"),
-                ("sys/devices/system/cpu/cpu0/topology/thread_siblings_list", "0-1\n"),
-                ("sys/devices/system/cpu/cpu1/topology/thread_siblings_list", "0-1\n"),
-                ("sys/devices/system/cpu/cpu2/topology/thread_siblings_list", "2,3\n"),
-                ("sys/devices/system/cpu/cpu3/topology/thread_siblings_list", "2,3\n"),
+                ("cpu_atom/cpus", "4-7\n"),
+                ("system/cpu/cpu0/topology/thread_siblings_list", "0-1\n"),
+                ("system/cpu/cpu1/topology/thread_siblings_list", "0-1\n"),
+                ("system/cpu/cpu2/topology/thread_siblings_list", "2,3\n"),
+                ("system/cpu/cpu3/topology/thread_siblings_list", "2,3\n"),
+                ("system/cpu/cpu4/topology/thread_siblings_list", "4\n"),
             ],
         );
-        assert_eq!(fast_cpus(&describe(&hybrid).unwrap()), (vec![0, 2], true));
-        assert_eq!(describe(&hybrid.join("nothing")), None);
+        assert_eq!(fast_cpus(&describe(&hybrid, &[0, 1, 2, 3, 4]).unwrap()), (vec![0, 2], true));
         [big_little, hybrid].iter().for_each(|root| std::fs::remove_dir_all(root).unwrap());
-    }
-
-    #[test]
-    fn a_thread_stays_and_returns() {
-        let allowed = || std::thread::available_parallelism().unwrap().get();
-        let (before, cpus) = (allowed(), describe(Path::new("/")));
-        let Some([first, ..]) = cpus.as_deref() else { return }; // not Linux
-        let stay = Stay::new(Some(&[first.id]));
-        assert_eq!(allowed(), 1);
-        drop(stay);
-        assert_eq!(allowed(), before);
-        drop(Stay::new(None));
     }
 }

@@ -5,7 +5,7 @@
 //! atomic store and its chunks are claimed by atomic increments. The calling thread works too, so a worker that
 //! the operating system has put aside delays nobody unless it holds a chunk.
 
-use crate::cores::{self, Stay};
+use crate::cores;
 use crate::error::{Error, Result, input_error};
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
@@ -50,6 +50,9 @@ pub struct Team {
     /// The helpers of the calling thread; absent when it works alone.
     pool: Option<rayon::ThreadPool>,
     n_threads: usize,
+    /// The CPUs that helpers stay on, where not all will do. The calling thread goes where the system puts it: what it
+    /// does, and the processes that it starts, are not ours.
+    cpus: Option<Vec<usize>>,
     /// The process that started the pool: threads do not survive a fork.
     pid: u32,
 }
@@ -60,7 +63,11 @@ impl Team {
     /// # Errors
     /// `Error::Internal` when the system refuses to start threads.
     pub fn new(n_threads: usize) -> Result<Self> {
-        Ok(Self { pool: Self::start(n_threads)?, n_threads, pid: std::process::id() })
+        Self::on(cores::stay_on(n_threads).map(Vec::from), n_threads)
+    }
+
+    fn on(cpus: Option<Vec<usize>>, n_threads: usize) -> Result<Self> {
+        Ok(Self { pool: Self::start(cpus.clone(), n_threads)?, n_threads, cpus, pid: std::process::id() })
     }
 
     /// Threads that work in a forward.
@@ -68,14 +75,14 @@ impl Team {
         self.n_threads
     }
 
-    fn start(n_threads: usize) -> Result<Option<rayon::ThreadPool>> {
+    fn start(cpus: Option<Vec<usize>>, n_threads: usize) -> Result<Option<rayon::ThreadPool>> {
         if n_threads == 1 {
             return Ok(None);
         }
         rayon::ThreadPoolBuilder::new()
             .num_threads(n_threads - 1)
             .thread_name(|i| format!("larql-{}", i + 1))
-            .start_handler(move |_| Stay::new(cores::stay_on(n_threads)).for_good())
+            .start_handler(move |_| cpus.iter().for_each(|cpus| cores::keep_to(cpus)))
             .build()
             .map(Some)
             .map_err(|e| Error::Internal(format!("cannot start {} threads: {e}", n_threads - 1)))
@@ -89,12 +96,11 @@ impl Team {
         if self.pid != std::process::id() {
             // The old pool's threads live in the parent only, so its drop would wait for ever.
             std::mem::forget(self.pool.take());
-            self.pool = Self::start(self.n_threads)?;
+            self.pool = Self::start(self.cpus.clone(), self.n_threads)?;
             self.pid = std::process::id();
         }
         let crew = Crew::new(self.n_threads, timed);
         let guarded = || {
-            let _stay = Stay::new(cores::stay_on(self.n_threads));
             let _dismiss = Dismiss(&crew);
             catch_unwind(AssertUnwindSafe(|| work(&crew)))
         };
@@ -327,6 +333,32 @@ mod tests {
         });
         assert!(outcome.is_ok());
         assert!(rows.iter().enumerate().all(|(i, &v)| v == i / 6));
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn helpers_stay_on_their_cpus() {
+        let first = cores::allowed()[0];
+        let caller = std::thread::current().id();
+        let mut team = Team::on(Some(vec![first, usize::MAX]), 3).unwrap();
+        let free = |allowed: usize| std::thread::available_parallelism().unwrap().get() == allowed;
+        let before = std::thread::available_parallelism().unwrap().get();
+        let met = AtomicUsize::new(0);
+        let outcome = team.enter(false, |crew| {
+            crew.run(3, &|_| {
+                // Each thread has one chunk: it leaves when all are there.
+                met.fetch_add(1, Ordering::AcqRel);
+                while met.load(Ordering::Acquire) < 3 {
+                    std::thread::yield_now();
+                }
+                let is_caller = std::thread::current().id() == caller;
+                assert!(free(if is_caller { before } else { 1 }));
+            });
+            Ok(())
+        });
+        outcome.unwrap();
+        let anywhere = Team::on(None, 2).unwrap();
+        assert!(anywhere.pool.unwrap().install(|| free(before)));
     }
 
     #[test]

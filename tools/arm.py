@@ -35,6 +35,9 @@ class Missing(Exception):
 def test(run: Run, run_tests: Run) -> None:
     """Runs the Rust tests and two models under emulation, and compares the models' bits with this machine's."""
     set_up([LINKER, EMULATOR])
+    known = subprocess.run([EMULATOR, "-cpu", "help"], capture_output=True, text=True).stdout.split()
+    if unknown := [cpu for cpu in CPUS.values() if cpu not in known]:
+        raise Missing(f"this {EMULATOR} does not know the CPU {unknown[0]}; QEMU 7.1 and later do")
     link_statically()
     for cpu in CPUS.values():
         os.environ[_cargo("RUNNER")] = f"{EMULATOR} -cpu {cpu}"
@@ -45,17 +48,19 @@ def test(run: Run, run_tests: Run) -> None:
         _compare(model, run)
 
 
-def wheel(run: Run) -> None:
-    """Builds the wheel into target/dist."""
+def wheel(run: Run, command: str) -> None:
+    """Builds a wheel by a command that would build one for this machine."""
     set_up([LINKER])
-    run(f"maturin build --release --locked --target {TARGET} --out target/dist")
+    run(f"{command} --target {TARGET}")
 
 
 def set_up(programs: Iterable[str]) -> None:
     """Finds or installs the programs and a compiler for the target, and tells cargo of them by the environment.
 
-    Raises Missing.
+    Variables of the user's that would change what is built or run are removed. Raises Missing.
     """
+    for name in [*filter(lambda name: name.startswith("LARQL_"), os.environ), "RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"]:
+        os.environ.pop(name, None)
     for program in programs:
         if not shutil.which(program):
             _apt_install(PACKAGES[program], program)
@@ -68,6 +73,11 @@ def set_up(programs: Iterable[str]) -> None:
 def link_statically() -> None:
     """With the C library inside, programs do not depend on which one the emulator finds."""
     os.environ[_cargo("RUSTFLAGS")] = "-C target-feature=+crt-static"
+
+
+def target_dir() -> Path:
+    """Where cargo puts what it builds."""
+    return Path(os.environ.get("CARGO_TARGET_DIR", "target"))
 
 
 def _cargo(what: str) -> str:
@@ -84,11 +94,18 @@ def _rustc() -> str:
         _try(["rustup", "target", "add", TARGET])
         if _has_library(own):
             return own
-    if not _has_library(DEBIAN_RUSTC):
-        _apt_install(DEBIAN_RUST_PACKAGES, f"Rust's library for {TARGET}", architecture="arm64")
+    if not _has_library(DEBIAN_RUSTC) and _is_debian():
+        _try(["dpkg", "--add-architecture", "arm64"])
+        _apt_install(DEBIAN_RUST_PACKAGES, f"Rust's library for {TARGET}")
     if not _has_library(DEBIAN_RUSTC):
         raise Missing(f"no Rust compiler here has the library for {TARGET}; try: rustup target add {TARGET}")
     return DEBIAN_RUSTC
+
+
+def _is_debian() -> bool:
+    """Whether this is Debian, whose servers have packages for all architectures side by side, and not a relative."""
+    release = Path("/etc/os-release")
+    return release.exists() and "ID=debian" in release.read_text("utf-8").splitlines()
 
 
 def _has_library(rustc: str) -> bool:
@@ -99,11 +116,9 @@ def _has_library(rustc: str) -> bool:
     return any(Path(sysroot.strip(), "lib/rustlib", TARGET, "lib").glob("libstd-*"))
 
 
-def _apt_install(packages: str, what: str, architecture: str | None = None) -> None:
+def _apt_install(packages: str, what: str) -> None:
     if not (shutil.which("apt-get") and os.getuid() == 0):
         raise Missing(f"{what} is missing, and only root can install it with apt-get ({packages})")
-    if architecture:
-        _try(["dpkg", "--add-architecture", architecture])
     install = ["apt-get", "install", "--yes", "-qq", "--no-install-recommends", *packages.split()]
     if not (_try(["apt-get", "update", "-qq"]) and _try(install)):
         raise Missing(f"{what} is missing, and apt-get cannot install {packages}")
@@ -120,10 +135,10 @@ def _try(command: list[str]) -> bool:
 
 def _compare(model: str, run: Run) -> None:
     """A model's ids and logits, from one .vindex: Python here, the example program here and on each emulated CPU."""
-    vindex = Path("target", "arm", f"{model}.vindex")
-    if not vindex.exists():
-        vindex.parent.mkdir(parents=True, exist_ok=True)
-        run(f"larql convert {model} {vindex}")
+    vindex = target_dir() / "arm" / f"{model}.vindex"
+    shutil.rmtree(vindex, ignore_errors=True)
+    vindex.parent.mkdir(parents=True, exist_ok=True)
+    run(f"larql convert {model} {vindex}")
     options = ["-n", str(NEW_TOKENS), "--temperature", "0", "--json"]
     want = _json(["larql", "generate", str(vindex), PROMPT, *options])
     here = _ids([], "release", vindex, want["prompt_ids"])
@@ -136,8 +151,8 @@ def _compare(model: str, run: Run) -> None:
 
 
 def _ids(emulator: list[str], folder: str, vindex: Path, prompt_ids: list[int]) -> dict[str, Any]:
-    program = str(Path(os.environ.get("CARGO_TARGET_DIR", "target"), folder, "examples", "ids"))
-    return _json([*emulator, program, str(vindex), str(NEW_TOKENS), *map(str, prompt_ids)])
+    program = target_dir() / folder / "examples" / "ids"
+    return _json([*emulator, str(program), str(vindex), str(NEW_TOKENS), *map(str, prompt_ids)])
 
 
 def _json(command: list[str]) -> dict[str, Any]:

@@ -7,8 +7,8 @@ usage: python3 tools/dev.py COMMAND
   lint       run the checks alone: format, lints, types, the extension's stub
   format     format the Rust and the Python code
   wheel      build the wheel that would be published
-  test-arm   run the Rust tests and two models on emulated AArch64 CPUs; Linux
-  wheel-arm  build the wheel for AArch64 on another machine; Linux
+  test-arm   run the Rust tests and two models on emulated AArch64 CPUs (Linux; root installs what is missing)
+  wheel-arm  build the wheel for AArch64 on another machine (the same)
   fuzz       search for GGUF headers that break the reader, for a minute (needs cargo-fuzz)
 
 Each sets up .venv first, which takes minutes once and seconds from then on, and prints the commands that it runs.
@@ -24,8 +24,6 @@ import sys
 import time
 from pathlib import Path
 from typing import NoReturn
-
-import arm
 
 ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / ".venv"
@@ -103,6 +101,8 @@ def wheel() -> None:
 
 
 def test_arm() -> None:
+    import arm
+
     start = time.monotonic()
     set_up(DEVELOP)
     try:
@@ -113,9 +113,11 @@ def test_arm() -> None:
 
 
 def wheel_arm() -> None:
+    import arm
+
     set_up(DEVELOP)
     try:
-        arm.wheel(run)
+        arm.wheel(run, WHEEL)
     except arm.Missing as e:
         fail(str(e))
     list_wheels()

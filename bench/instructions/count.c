@@ -1,7 +1,7 @@
 /* A plug-in for QEMU's user emulation that prints how many instructions a program has run.
  *
- * Only the declarations that it needs of QEMU's plug-in interface (qemu-plugin.h, version 1) stand here, so that it
- * compiles without QEMU's sources: cc -shared -fPIC -O2 count.c -o count.so
+ * Only the declarations that it needs of QEMU's plug-in interface (qemu-plugin.h, version 1: up to QEMU 8) stand here,
+ * so that it compiles without QEMU's sources: cc -shared -fPIC -O2 count.c -o count.so
  */
 #include <inttypes.h>
 #include <stddef.h>

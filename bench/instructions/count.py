@@ -5,7 +5,7 @@ usage: python bench/instructions/count.py [RECORD]
 Runs `multiply` under QEMU's user emulation with a plug-in that counts: AVX2's kernels on this x86-64 machine, NEON's
 on emulated AArch64 CPUs. A count is that of one product more, over its weights and columns: what comes before and
 after a product drops out. Without RECORD it prints the table that docs/kernels.md has; with it, it writes the record
-there first. Needs Linux on x86-64, qemu-user, a C compiler, and what `tools/arm.py` finds or installs.
+there first. Needs Linux on x86-64, qemu-user from 7.2 to 8, a C compiler, and what `tools/arm.py` finds or installs.
 """
 
 from __future__ import annotations
@@ -39,20 +39,25 @@ ISAS = ("avx2", "neon", "neon-dotprod")
 def main() -> None:
     if len(sys.argv) > 2 or sys.argv[1:2] in (["-h"], ["--help"]):
         sys.exit(__doc__)
-    record = {"kind": "instructions", "date": date.today().isoformat(), "weights": WEIGHTS, "rows": count()}
-    if sys.argv[1:]:
-        Path(sys.argv[1]).write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    target = Path(sys.argv[1]).resolve() if sys.argv[1:] else None
+    record = {"kind": "instructions", "date": date.today().isoformat(), "weights": WEIGHTS, **count()}
+    if target:
+        target.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
     print("\n".join(table(record)))
 
 
-def count() -> list[dict[str, Any]]:
-    """One row for each type and instruction set: instructions for WEIGHTS weights and one column, by columns."""
+def count() -> dict[str, Any]:
+    """The compiler, and one row for each type and instruction set: instructions for WEIGHTS weights and one column."""
     sys.path.insert(0, str(ROOT / "tools"))
     import arm
 
     os.chdir(ROOT)
-    arm.set_up([arm.LINKER, arm.EMULATOR])
-    plugin = ROOT / "target" / "count.so"
+    try:
+        arm.set_up([arm.LINKER, arm.EMULATOR])
+    except arm.Missing as e:
+        raise SystemExit(f"count.py: {e}") from None
+    target = arm.target_dir().resolve()
+    plugin = target / "count.so"
     subprocess.run(["cargo", "build", "--locked", "--release", "--example", "multiply"], check=True)
     subprocess.run(["cc", "-shared", "-fPIC", "-O2", str(HERE / "count.c"), "-o", str(plugin)], check=True)
     arm.link_statically()
@@ -63,9 +68,10 @@ def count() -> list[dict[str, Any]]:
     rows = []
     for name in TYPES:
         for isa, (emulator, folder) in programs.items():
-            command = [*emulator, "-plugin", str(plugin), f"target/{folder}/examples/multiply"]
+            command = [*emulator, "-plugin", str(plugin), str(target / folder / "examples" / "multiply")]
             rows.append({"type": name, "isa": isa, **{str(n): instructions(command, isa, name, n) for n in COLUMNS}})
-    return rows
+    compiler = subprocess.run([os.environ["RUSTC"], "--version"], capture_output=True, text=True, check=True).stdout
+    return {"compiler": compiler.strip(), "rows": rows}
 
 
 def instructions(command: list[str], isa: str, name: str, columns: int) -> float:

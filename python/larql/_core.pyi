@@ -224,7 +224,7 @@ def quantize_activations(
     """Quants [n] and scales [n / 32] of x [n], and the places [2] and values [2] of the elements that stay in f32."""
 
 def default_threads() -> int:
-    """Threads of an engine that is given no number: LARQL_NUM_THREADS, or the physical cores that this process may use.
+    """Threads of an engine that is given no number: LARQL_NUM_THREADS, or the fast cores that this process may use.
 
     Raises InputError when the variable is no number in range.
     """

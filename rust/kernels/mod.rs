@@ -190,7 +190,7 @@ mod neon_table {
 
     with_kernel_list!(define_portable("neon" "neon"));
 
-    static TABLE: Kernels = Kernels {
+    const NEON: Kernels = Kernels {
         // SAFETY: as for the portable kernels.
         matmul_f32: |w, x, out| unsafe { neon::matmul_f32(w, x, out) },
         // SAFETY: the same.
@@ -199,19 +199,14 @@ mod neon_table {
         attend: |tile, queries| unsafe { neon::attend(tile, queries) },
         ..PORTABLE
     };
-
-    /// The same but for products of integers.
+    static TABLE: Kernels = NEON;
     static DOT_TABLE: Kernels = Kernels {
         isa: "neon-dotprod",
-        // SAFETY: as for the portable kernels.
-        matmul_f32: |w, x, out| unsafe { neon::matmul_f32(w, x, out) },
         // SAFETY: the same.
         matmul_int8: |w, x, out| unsafe { neon::matmul_int8_dot(w, x, out) },
         // SAFETY: the same.
-        attend: |tile, queries| unsafe { neon::attend(tile, queries) },
-        // SAFETY: the same.
         peak_int8: |rounds| unsafe { peaks::peak_int8_dot(rounds) },
-        ..PORTABLE
+        ..NEON
     };
 
     pub fn tables() -> impl Iterator<Item = &'static Kernels> {

@@ -1,5 +1,5 @@
-//! AArch64: every CPU has NEON; those of ARMv8.2 mostly (Cortex-A75 and A55, 2017; Apple since the A11) and all of
-//! ARMv8.4 have its dot product, too.
+//! AArch64: every CPU has NEON; those of ARMv8.4 (Apple since the A13) and many of ARMv8.2 (since Cortex-A75 and A55,
+//! 2017) have its dot product, too.
 
 #![allow(unsafe_op_in_unsafe_fn)] // every function here is unsafe for the one reason that `Simd` gives
 
@@ -14,7 +14,7 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 use std::marker::PhantomData;
 
-/// See `scalar::matmul_int8`. A column's sums take three registers, so tiles are of one group.
+/// See `scalar::matmul_int8`. The sums of a column take two registers, so tiles are of two groups.
 #[target_feature(enable = "neon")]
 pub fn matmul_int8(w: &Panels, x: &QuantisedRows, out: &mut [Lanes]) {
     // SAFETY: this function is compiled for the instruction set.
@@ -295,7 +295,7 @@ impl<P: Products> Simd for Neon<P> {
         asm!(
             "fcvtl {floats:v}.4s, {halves:v}.4h",
             floats = lateout(vreg) floats, halves = in(vreg) halves,
-            options(pure, nomem, nostack, preserves_flags)
+            options(pure, nomem, nostack)
         );
         floats
     }

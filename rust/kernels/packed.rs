@@ -10,8 +10,8 @@
 //!
 //! 1. A panel holds four consecutive quants of each row side by side, so one vector has the same columns of many rows,
 //!    and one broadcast of four activations meets them all.
-//! 2. Products are summed exactly: in 32 bits, or where the unit has no such instruction (AVX2, older NEON) in 16 as long as that
-//!    cannot overflow (`Quants`), then in 32.
+//! 2. Products are summed exactly: in 32 bits, or where the unit has no such instruction (AVX2, older NEON) in 16 as
+//!    long as that cannot overflow (`Quants`), then in 32.
 //! 3. Every row keeps its lane, so there are no horizontal sums, and the bits are those of the scalar kernel.
 //! 4. One column: all groups of the panel share its broadcasts. A few: they share the unpacked weights of a group. Many:
 //!    see `tiles`.

@@ -40,7 +40,7 @@ impl Quants {
 /// A vector unit.
 ///
 /// # Safety
-/// - The associated types are vectors, of which zeros are valid.
+/// - Zeros are valid values of `Bytes`, `Scale` and `Floats`.
 /// - Every function may be called only where the CPU has the instruction set, with pointers to as many bytes as it
 ///   reads, and must be inlined into a function that is compiled for it: so no closures.
 pub trait Simd {
@@ -80,7 +80,7 @@ pub trait Simd {
     fn n_sums(kind: Quants) -> usize;
     /// Quants as `add_products` wants them.
     unsafe fn prepare(kind: Quants, w: Self::Bytes) -> Self::Bytes;
-    /// Sixteen activations, which stay where they are.
+    /// Sixteen activations, which must not change as long as they are used: they may be read at each use.
     unsafe fn sixteen(x: *const i8) -> Self::Sixteen;
     /// Where a sum over as many columns begins as `n` pair sums belong to, every `step`th of those at `pairs`.
     unsafe fn start(kind: Quants, pairs: *const [i16; 2], step: usize, n: usize) -> Self::Sum;
