@@ -221,9 +221,9 @@ unsafe fn dot<S: Simd>(
 ) -> S::Floats {
     let n = S::n_sums(kind);
     let mut sums = [S::start(kind, pairs, 1, 2 / n), S::start(kind, pairs.add(1), 1, n - 1)];
-    let x = [S::sixteen(x), S::sixteen(x.add(16))];
     for g in 0..8 {
-        sums[g * n / 8] = S::add_products(kind, sums[g * n / 8], w[g], x[g / 4], g % 4);
+        let sixteen = S::sixteen(x.add(g / 4 * 16));
+        sums[g * n / 8] = S::add_products(kind, sums[g * n / 8], w[g], sixteen, g % 4);
     }
     S::finish(kind, sums, scales)
 }
