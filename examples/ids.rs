@@ -11,6 +11,7 @@ use larql::batch::BatchItem;
 use larql::config::ModelConfig;
 use larql::engine::{Engine, EngineOptions, Precision};
 use larql::kv_cache::Sequence;
+use larql::sampler::{Sampler, SamplerConfig};
 use larql::vindex::Vindex;
 use larql::weights::Source;
 use serde_json::{Value, json};
@@ -46,13 +47,13 @@ fn run(arguments: &[String]) -> Result<Value> {
     }
     let mut engine = open(Path::new(folder))?;
     let mut sequence = Sequence::new(engine.kv_layout().clone());
+    let mut sampler = Sampler::new(SamplerConfig::default())?;
     let (mut ids, mut sums) = (Vec::new(), Vec::new());
     let mut new = prompt;
     for _ in 0..n_new {
         let logits = feed(&mut engine, &mut sequence, &new)?;
         sums.push(sha256(&logits));
-        let best = logits.iter().enumerate().reduce(|best, next| if next.1 > best.1 { next } else { best });
-        let best = best.ok_or("the model has no vocabulary")?.0 as u32;
+        let best = sampler.sample(&logits)?;
         ids.push(best);
         new = vec![best];
     }

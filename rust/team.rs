@@ -82,7 +82,11 @@ impl Team {
         rayon::ThreadPoolBuilder::new()
             .num_threads(n_threads - 1)
             .thread_name(|i| format!("larql-{}", i + 1))
-            .start_handler(move |_| cpus.iter().for_each(|cpus| cores::keep_to(cpus)))
+            .start_handler(move |_| {
+                if let Some(cpus) = &cpus {
+                    cores::keep_to(cpus);
+                }
+            })
             .build()
             .map(Some)
             .map_err(|e| Error::Internal(format!("cannot start {} threads: {e}", n_threads - 1)))
@@ -341,7 +345,7 @@ mod tests {
         let first = cores::allowed()[0];
         let caller = std::thread::current().id();
         let mut team = Team::on(Some(vec![first, usize::MAX]), 3).unwrap();
-        let free = |allowed: usize| std::thread::available_parallelism().unwrap().get() == allowed;
+        let may_use = |n: usize| std::thread::available_parallelism().unwrap().get() == n;
         let before = std::thread::available_parallelism().unwrap().get();
         let met = AtomicUsize::new(0);
         let outcome = team.enter(false, |crew| {
@@ -352,13 +356,13 @@ mod tests {
                     std::thread::yield_now();
                 }
                 let is_caller = std::thread::current().id() == caller;
-                assert!(free(if is_caller { before } else { 1 }));
+                assert!(may_use(if is_caller { before } else { 1 }));
             });
             Ok(())
         });
         outcome.unwrap();
         let anywhere = Team::on(None, 2).unwrap();
-        assert!(anywhere.pool.unwrap().install(|| free(before)));
+        assert!(anywhere.pool.unwrap().install(|| may_use(before)));
     }
 
     #[test]

@@ -107,6 +107,11 @@ def test_logits_are_those_of_the_gguf_file(family: str, weight_type: str, tmp_pa
     verify(folder, gguf)
 
 
+def test_the_example_in_rust_reads_the_same_version() -> None:
+    example = Path(__file__).parents[1] / "examples" / "ids.rs"
+    assert f"const VERSION: u32 = {VERSION};\n" in example.read_text("utf-8")
+
+
 def test_what_there_is(vindex: Path, gguf: Path) -> None:
     assert names_in(vindex) == set(FILES)
     assert names_in(vindex.parent) == {vindex.name, "cache"}

@@ -57,9 +57,9 @@ def wheel(run: Run, command: str) -> None:
 def set_up(programs: Iterable[str]) -> None:
     """Finds or installs the programs and a compiler for the target, and tells cargo of them by the environment.
 
-    Variables of the user's that would change what is built or run are removed. Raises Missing.
+    Variables of the user's that would change which code is built or run are removed. Raises Missing.
     """
-    for name in [*filter(lambda name: name.startswith("LARQL_"), os.environ), "RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"]:
+    for name in ("LARQL_ISA", "LARQL_PREFETCH", "LARQL_NUM_THREADS", "RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"):
         os.environ.pop(name, None)
     for program in programs:
         if not shutil.which(program):

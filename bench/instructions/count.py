@@ -58,11 +58,11 @@ def count() -> dict[str, Any]:
         raise SystemExit(f"count.py: {e}") from None
     target = arm.target_dir().resolve()
     plugin = target / "count.so"
-    subprocess.run(["cargo", "build", "--locked", "--release", "--example", "multiply"], check=True)
+    build = ["cargo", "build", "--locked", "--release", "--example", "multiply"]
+    subprocess.run(build, check=True)
     subprocess.run(["cc", "-shared", "-fPIC", "-O2", str(HERE / "count.c"), "-o", str(plugin)], check=True)
     arm.link_statically()
-    build = ["cargo", "build", "--locked", "--release", "--example", "multiply", "--target", arm.TARGET]
-    subprocess.run(build, check=True)
+    subprocess.run([*build, "--target", arm.TARGET], check=True)
     programs = {"avx2": (["qemu-x86_64", "-cpu", "max"], "release")}
     programs |= {isa: ([arm.EMULATOR, "-cpu", cpu], f"{arm.TARGET}/release") for isa, cpu in arm.CPUS.items()}
     rows = []

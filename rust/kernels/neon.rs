@@ -32,14 +32,14 @@ pub fn matmul_int8_dot(w: &Panels, x: &QuantisedRows, out: &mut [Lanes]) {
 #[target_feature(enable = "neon")]
 pub fn matmul_f32(w: &Panels, x: &[f32], out: &mut [Lanes]) {
     // SAFETY: this function is compiled for the instruction set.
-    unsafe { plain::matmul_f32::<Neon<Dot>, 4>(w, x, out) }
+    unsafe { plain::matmul_f32::<Neon<Widening>, 4>(w, x, out) }
 }
 
 /// See `attend::attend`.
 #[target_feature(enable = "neon")]
 pub fn attend(tile: &AttentionTile, queries: &mut AttentionQueries) {
     // SAFETY: this function is compiled for the instruction set.
-    unsafe { attend::attend_simd::<Neon<Dot>, 4>(tile, queries) }
+    unsafe { attend::attend_simd::<Neon<Widening>, 4>(tile, queries) }
 }
 
 /// How the products of four columns are summed for four rows.
